@@ -23,7 +23,7 @@ from tailrace.app.handlers import Handler
 from tailrace.app.options import AppConfig
 from tailrace.app.transactions.exactly_once import TransactionOptions
 from tailrace.config import ConsumerConfig
-from tailrace.config.spellings import ELSEWHERE
+from tailrace.config.spellings import NAMES_BY_CLIENT
 from tailrace.core.dispatch.batching import Batch
 from tailrace.core.failures.retry import Retry
 
@@ -129,7 +129,9 @@ def described(name: str, section: str, text: list[str], row: Row, span: tuple[in
     """Return an option with the facts from its row."""
     metadata, default = row.metadata, shown(row.default)
     least, most = metadata.get("at_least"), metadata.get("at_most")
-    marks = [mark for mark, key in (("live", "live"), ("object", "as_is"), ("classic", "classic")) if metadata.get(key)]
+    marks = [
+        mark for mark, key in (("live", "live"), ("object", "is_object"), ("classic", "classic")) if metadata.get(key)
+    ]
     range_ = f" Minimum: {least}." if least is not None else ""
     if least is not None and most is None:
         range_ += " No maximum."
@@ -140,7 +142,7 @@ def described(name: str, section: str, text: list[str], row: Row, span: tuple[in
     ]
     names = [
         f"{client}: {' or '.join(theirs)}"
-        for client, spellings in ELSEWHERE.items()
+        for client, spellings in NAMES_BY_CLIENT.items()
         if (theirs := [dotted(client, their) for their, ours in spellings.items() if ours == name])
     ]
     elsewhere = "; ".join(names)

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from tailrace import ConfigurationError, Consumer
 from tailrace.config import ConsumerConfig, check_names, resolve, split_address
-from tailrace.config.spellings import OLD_SPELLINGS
+from tailrace.config.spellings import OTHER_SPELLINGS
 
 OPTIONS = {option.name: option for option in dataclasses.fields(ConsumerConfig)}
 HINTS = typing.get_type_hints(ConsumerConfig)
 NUMBERS = [name for name in OPTIONS if HINTS[name] in {int, int | None}]
-OBJECTS = [name for name, option in OPTIONS.items() if option.metadata["as_is"]]
+OBJECTS = [name for name, option in OPTIONS.items() if option.metadata["is_object"]]
 SECRETS = [name for name, option in OPTIONS.items() if option.metadata["secret"]]
 SECRET = "hunter2-hunter2"
 
@@ -264,7 +264,7 @@ def test_python_objects_are_passed_on_as_they_are():
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("old", "ours"), OLD_SPELLINGS.items())
+@pytest.mark.parametrize(("old", "ours"), OTHER_SPELLINGS.items())
 def test_the_name_in_another_client_names_ours(old, ours):
     """An option under the name of another client raises an error that contains tailrace's name."""
     assert ours in OPTIONS

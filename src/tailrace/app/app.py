@@ -86,7 +86,7 @@ class App(Handlers):
     Options, by default from ``TAILRACE_...`` variables; see ``tailrace.ConsumerOptions`` and docs/options.md:
         bootstrap_servers=(): Addresses of brokers for the first connection, as host:port.
         client_id="tailrace": Name of this client in the brokers' logs, metrics and quotas.
-        client_rack="": Rack of this client, so that brokers can name a replica nearby to fetch from (KIP-392).
+        client_rack="": Rack of this client; brokers may name a replica in this rack to fetch from (KIP-392).
         metadata_max_age_ms=300_000: Maximum age in milliseconds of cluster metadata before it is refreshed.
         connections_max_idle_ms=540_000: Idle time in milliseconds after which the next request reopens a connection.
         local_addr=None: Local address and port of connections; with port 0, the system chooses the port.
@@ -97,7 +97,7 @@ class App(Handlers):
         sasl_plain_password=None: Password for PLAIN and SCRAM.
         sasl_oauth_token_provider=None: Async function that returns a token, for OAUTHBEARER.
         sasl_kerberos_service_name="kafka": Service name of the brokers, for GSSAPI.
-        sasl_kerberos_domain_name=None: Host name in the brokers' principals, for GSSAPI; None for the broker's own.
+        sasl_kerberos_domain_name=None: Host name in the brokers' principals, for GSSAPI; None for each broker's own.
         ssl_cafile=None: Path of a PEM file with the CA certificates to trust; None for those of the system.
         ssl_certfile=None: Path of a PEM file with the client's certificate chain.
         ssl_keyfile=None: Path of a PEM file with the client's private key.

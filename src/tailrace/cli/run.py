@@ -103,14 +103,14 @@ async def _run_serving(
 
 
 def _settings(options: argparse.Namespace) -> ConsumerOptions:
-    from tailrace.config import parsed_option  # noqa: PLC0415
+    from tailrace.config import parse_option  # noqa: PLC0415
 
     settings: dict[str, object] = {}
     for setting in options.set:
         name, separator, text = setting.partition("=")
         if not separator:
             raise ConfigurationError(f"--set must be OPTION=VALUE, not {setting!r}")
-        settings[name] = parsed_option(name, text, "--set")
+        settings[name] = parse_option(name, text, "--set")
     return cast("ConsumerOptions", settings)
 
 

@@ -1,7 +1,8 @@
 """Options of a consumer.
 
-``options`` declares them, ``consumer_options`` documents them, ``resolution`` finds their values, ``checks`` raises
-errors for contradictory options, and ``spellings`` lists the options' names in other clients.
+The module ``options`` declares the options, ``consumer_options`` documents them, ``resolution`` determines their values
+from arguments and environment variables, ``checks`` raises errors for contradictory options, and ``spellings`` lists
+the names of options in other clients.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tailrace.config.options import (
     SecurityProtocol,
     TokenProvider,
 )
-from tailrace.config.resolution import changed, check_names, parsed_option, resolve
+from tailrace.config.resolution import check_names, parse_option, resolve, with_changes
 
 __all__ = [
     "ASSIGNMENT_STRATEGIES",
@@ -29,10 +30,10 @@ __all__ = [
     "RebalanceListener",
     "SecurityProtocol",
     "TokenProvider",
-    "changed",
     "check_names",
-    "parsed_option",
+    "parse_option",
     "refuse_inline_pem",
     "resolve",
     "split_address",
+    "with_changes",
 ]

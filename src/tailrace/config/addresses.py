@@ -12,9 +12,9 @@ _ADDRESS = re.compile(r"(?:\[(?P<v6>[^\s\[\]]+)\]|(?P<host>[^\s:,/\[\]]+))(?::(?
 
 
 def split_address(address: str, where: str = "bootstrap_servers", *, default_port: int = 9092) -> tuple[str, int]:
-    """Return host and port of ``host:port`` or ``[IPv6 address]:port``; without a port, ``default_port``.
+    """Split ``host:port`` or ``[IPv6 address]:port`` into host and port; without a port, use ``default_port``.
 
-    Port 0 is accepted only with ``default_port=0``.
+    Port 0 is valid only with ``default_port=0``.
 
     Raises:
         ConfigurationError: The address is invalid; the message starts with ``where``.

@@ -1,4 +1,4 @@
-"""Checks of options that depend on each other."""
+"""Checks of the combination of options."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tailrace.config.addresses import split_address
 from tailrace.config.options import ASSIGNMENT_STRATEGIES, ConsumerConfig
 from tailrace.errors import ConfigurationError
 
-__all__ = ["check", "refuse_inline_pem"]
+__all__ = ["check_combinations", "refuse_inline_pem"]
 
 
-def check(config: ConsumerConfig, set_names: Collection[str]) -> None:
+def check_combinations(config: ConsumerConfig, set_names: Collection[str]) -> None:
     """Check that options do not contradict each other.
 
     Args:
-        config: options, with their defaults.
-        set_names: names of the options that were set explicitly.
+        config: values of all options.
+        set_names: names of the options that an argument or an environment variable has set.
 
     Raises:
         ConfigurationError: Options contradict each other; the message names them.
@@ -100,10 +100,10 @@ def _check_protocol(config: ConsumerConfig, set_names: Collection[str]) -> None:
 
 
 def refuse_inline_pem(name: str, path: str | None, advice: str) -> None:
-    """Check that the path of a file is not PEM text, which may be a key and must not appear in errors or logs.
+    """Check that ``path`` is not PEM text, which may be a secret key and must not appear in errors or logs.
 
     Raises:
-        ConfigurationError: ``path`` is PEM text; the message contains ``advice`` instead of the text.
+        ConfigurationError: ``path`` is PEM text; the message contains ``name`` and ``advice``, but not the text.
     """
     if path is not None and "-----BEGIN" in path:
         raise ConfigurationError(f"{name} must be the path of a file, not its PEM text - {advice}")

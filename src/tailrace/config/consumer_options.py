@@ -56,7 +56,7 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     Default: "tailrace".
     """
     client_rack: str
-    """Rack of this client, so that brokers can name a replica nearby to fetch from (KIP-392).
+    """Rack of this client; brokers may name a replica in this rack to fetch from (KIP-392).
 
     Default: "".
     """
@@ -115,7 +115,7 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     Default: "kafka".
     """
     sasl_kerberos_domain_name: str | None
-    """Host name in the brokers' principals, for GSSAPI; None for the broker's own.
+    """Host name in the brokers' principals, for GSSAPI; None for each broker's own.
 
     Default: None.
     """
@@ -367,10 +367,14 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     fetch_max_bytes: int
     """Maximum size in bytes of a fetch response.
 
+    If the first batch is larger, the response contains it nevertheless.
+
     Default: 52_428_800. Minimum: 1. Can be changed by ``reconfigure``.
     """
     max_partition_fetch_bytes: int
     """Maximum size in bytes of the data of one partition in a fetch response.
+
+    If the first batch is larger, the response contains it nevertheless.
 
     Default: 1_048_576. Minimum: 1. Can be changed by ``reconfigure``. librdkafka: fetch.message.max.bytes.
     """

@@ -1,7 +1,7 @@
 """Declaration of every option of a consumer: type, default, valid range.
 
-``consumer_options`` documents the options; a test checks that both modules agree. Times are in milliseconds in this
-module, and in seconds everywhere else.
+``consumer_options`` documents the options; a test checks that both modules have the same ones. Times of options are in
+milliseconds; other modules convert them to seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SecurityProtocol: TypeAlias = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SAS
 SaslMechanism: TypeAlias = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI"]
 ResetPolicy: TypeAlias = Literal["earliest", "latest", "none"]
 OffsetReset: TypeAlias = ResetPolicy | int | dt.datetime | dt.timedelta
-"""A policy, a time (milliseconds since 1970, or a datetime with its zone), or a duration before now."""
+"""Policy, time (milliseconds since 1970, or a datetime with a time zone), or duration before now."""
 GroupProtocol: TypeAlias = Literal["classic", "consumer"]
 Ack: TypeAlias = Literal["auto", "manual"]
 OnMetadataTooLarge: TypeAlias = Literal["raise", "blank"]
@@ -66,15 +66,15 @@ PostRebalanceCallback: TypeAlias = Callable[
 ]
 """``async def callback(consumer, old_offsets, new_offsets) -> overrides``, or a plain function.
 
-``old_offsets`` and ``new_offsets`` map partitions to the next offset to read, or to None for a partition without a
-committed offset. The result maps partitions to the offsets to read from instead, and is applied before the first fetch
-of the new partitions.
+``old_offsets`` and ``new_offsets`` map partitions to their positions before and after the rebalance, or to None if a
+position is not known yet. The result maps partitions to the offsets to read from instead. It is applied before newly
+assigned partitions are fetched.
 """
 
 OffsetCommitCallback: TypeAlias = Callable[
     [Mapping[TopicPartition, OffsetAndMetadata], Exception | None], Awaitable[None] | None
 ]
-"""``async def callback(offsets, error)``, or a plain function; called after a commit."""
+"""``async def callback(offsets, error)``, or a plain function; called after each commit. ``error`` may be None."""
 
 
 class EventHook(Protocol):
@@ -84,19 +84,19 @@ class EventHook(Protocol):
 
 
 class RevokedListener(Protocol):
-    """Object whose method, sync or async, is called before partitions are revoked."""
+    """Object whose method, plain or async, is called before partitions are revoked."""
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition], /) -> Awaitable[None] | None: ...
 
 
 class AssignedListener(Protocol):
-    """Object whose method, sync or async, is called after partitions are assigned."""
+    """Object whose method, plain or async, is called after partitions are assigned."""
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition], /) -> Awaitable[None] | None: ...
 
 
 class LostListener(Protocol):
-    """Object whose method, sync or async, is called after partitions are lost without a revocation."""
+    """Object whose method, plain or async, is called after partitions are lost."""
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition], /) -> Awaitable[None] | None: ...
 
@@ -108,7 +108,7 @@ ASSIGNMENT_STRATEGIES: tuple[str, ...] = get_args(_Assignor)
 """Names of Kafka's assignors, which are in ``core.group.assignors``."""
 
 ERROR_REACTIONS: tuple[str, ...] = get_args(_Reaction)
-"""Names of the reactions, in lower case, that ``core.group.error_reactions.GroupReaction`` describes."""
+"""Names of the reactions; ``core.group.error_reactions.GroupReaction`` describes them."""
 
 
 def _option(  # noqa: PLR0913 - one row of a table
@@ -117,7 +117,7 @@ def _option(  # noqa: PLR0913 - one row of a table
     at_least: int | None = None,
     at_most: int | None = 2**31 - 1,
     secret: bool = False,
-    as_is: bool = False,
+    is_object: bool = False,
     classic: bool = False,
     live: bool = False,
 ) -> Any:  # noqa: ANN401
@@ -125,10 +125,10 @@ def _option(  # noqa: PLR0913 - one row of a table
 
     Args:
         default: Default value.
-        at_least: Minimum of a number.
-        at_most: Maximum of a number; Kafka's numbers have 32 bits.
+        at_least: Minimum of a number; None for no minimum.
+        at_most: Maximum of a number; None for no maximum. The default is that of a 32-bit integer, as in Kafka.
         secret: True to leave the value out of ``repr`` and of error messages.
-        as_is: True for a Python object, which the environment and the command line cannot set.
+        is_object: True if the value is a Python object, which the environment and the command line cannot set.
         classic: True if the option cannot be set with ``group_protocol="consumer"``.
         live: True if ``reconfigure`` can change the option while a consumer runs.
     """
@@ -136,7 +136,7 @@ def _option(  # noqa: PLR0913 - one row of a table
         "at_least": at_least,
         "at_most": at_most,
         "secret": secret,
-        "as_is": as_is,
+        "is_object": is_object,
         "classic": classic,
         "live": live,
     }
@@ -161,7 +161,7 @@ class ConsumerConfig:
     sasl_mechanism: SaslMechanism = _option("PLAIN")
     sasl_plain_username: str | None = _option(None)
     sasl_plain_password: str | None = _option(None, secret=True)
-    sasl_oauth_token_provider: TokenProvider | None = _option(None, secret=True, as_is=True)
+    sasl_oauth_token_provider: TokenProvider | None = _option(None, secret=True, is_object=True)
     sasl_kerberos_service_name: str = _option("kafka")
     sasl_kerberos_domain_name: str | None = _option(None)
     ssl_cafile: str | None = _option(None)
@@ -169,7 +169,7 @@ class ConsumerConfig:
     ssl_keyfile: str | None = _option(None)
     ssl_password: str | None = _option(None, secret=True)
     ssl_check_hostname: bool = _option(True)
-    ssl_context: ssl.SSLContext | None = _option(None, as_is=True)
+    ssl_context: ssl.SSLContext | None = _option(None, is_object=True)
 
     # ---- group membership
     group_id: str | None = _option(None)
@@ -183,9 +183,9 @@ class ConsumerConfig:
     rebalance_drain_ms: int = _option(30_000, at_least=0)
     rebalance_max_retries: int | None = _option(None, at_least=0)
     leave_on_stop: bool | None = _option(None)
-    post_rebalance_callback: PostRebalanceCallback | None = _option(None, as_is=True)
-    rebalance_listener: RebalanceListener | None = _option(None, as_is=True)
-    group_error_reactions: Mapping[int, ErrorReaction] | None = _option(None, as_is=True)
+    post_rebalance_callback: PostRebalanceCallback | None = _option(None, is_object=True)
+    rebalance_listener: RebalanceListener | None = _option(None, is_object=True)
+    group_error_reactions: Mapping[int, ErrorReaction] | None = _option(None, is_object=True)
 
     # ---- offsets
     auto_offset_reset: OffsetReset | None = _option(None, live=True)
@@ -195,7 +195,7 @@ class ConsumerConfig:
     ack: Ack = _option("auto")
     max_unacknowledged_records: int = _option(20_000, at_least=1, live=True)
     reset_offset_on_start: bool = _option(False)
-    offset_commit_callback: OffsetCommitCallback | None = _option(None, as_is=True)
+    offset_commit_callback: OffsetCommitCallback | None = _option(None, is_object=True)
     offset_commit_max_retries: int | None = _option(None, at_least=0)
     offset_metadata_max_bytes: int = _option(4_096, at_least=0)
     on_metadata_too_large: OnMetadataTooLarge = _option("raise")
@@ -216,8 +216,8 @@ class ConsumerConfig:
     exclude_internal_topics: bool = _option(True)
 
     # ---- records
-    key_deserializer: Callable[[bytes], Any] | None = _option(None, as_is=True)
-    value_deserializer: Callable[[bytes], Any] | None = _option(None, as_is=True)
+    key_deserializer: Callable[[bytes], Any] | None = _option(None, is_object=True)
+    value_deserializer: Callable[[bytes], Any] | None = _option(None, is_object=True)
     on_deserialize_error: OnDeserializeError = _option("raise")
     consumer_timeout_ms: int | None = _option(None, at_least=1, live=True)
     when_timed_out: WhenTimedOut = _option("raise", live=True)
@@ -234,10 +234,10 @@ class ConsumerConfig:
     retry_backoff_max_ms: int = _option(1_000, at_least=1)
 
     # ---- monitoring
-    hooks: tuple[EventHook, ...] = _option((), as_is=True)
+    hooks: tuple[EventHook, ...] = _option((), is_object=True)
     metric_group_prefix: str = _option("consumer")
 
-    # ---- values that follow from several options
+    # ---- values computed from several options
 
     @property
     def commits_automatically(self) -> bool:
@@ -246,14 +246,14 @@ class ConsumerConfig:
 
     @property
     def begins_at(self) -> OffsetReset:
-        """``auto_offset_reset``, or its default: "latest" without a group, "earliest" with one."""
+        """Start of reading: ``auto_offset_reset``; by default "earliest" with a group, and "latest" without one."""
         if self.auto_offset_reset is not None:
             return self.auto_offset_reset
         return "latest" if self.group_id is None else "earliest"
 
     @property
     def offset_reset(self) -> ResetPolicy:
-        """``begins_at`` if it is a policy; ``"earliest"`` if it is a time or a duration."""
+        """Policy for a position outside the log: ``begins_at``, or "earliest" if that is a time or a duration."""
         return self.begins_at if isinstance(self.begins_at, str) else "earliest"
 
     @property

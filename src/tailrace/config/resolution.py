@@ -1,7 +1,7 @@
-"""Resolution of options: an argument takes precedence over the environment, the environment over the default.
+"""Values of options: from an argument, or else from an environment variable, or else the default.
 
-The variable of ``session_timeout_ms`` is ``TAILRACE_SESSION_TIMEOUT_MS``. With the suffix ``_FILE``, as in
-``TAILRACE_SASL_PLAIN_PASSWORD_FILE``, a variable names a file that contains the option's value.
+The variable of the option ``session_timeout_ms``, for example, is ``TAILRACE_SESSION_TIMEOUT_MS``. A variable with the
+suffix ``_FILE``, such as ``TAILRACE_SASL_PLAIN_PASSWORD_FILE``, has the path of a file that contains the value.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Any, Literal
 import msgspec
 
 from tailrace.config.addresses import split_address
-from tailrace.config.checks import check
+from tailrace.config.checks import check_combinations
 from tailrace.config.options import ERROR_REACTIONS, ConsumerConfig
-from tailrace.config.spellings import OLD_SPELLINGS
+from tailrace.config.spellings import OTHER_SPELLINGS
 from tailrace.config.variables import PREFIX, check_variables
 from tailrace.errors import ConfigurationError
 
-__all__ = ["changed", "check_names", "parsed_option", "resolve"]
+__all__ = ["check_names", "parse_option", "resolve", "with_changes"]
 
 _NOT_OPTIONS = {"max_poll_records": "getmany(max_records=...)", "listener": "the option 'rebalance_listener'"}
-"""Names of options in other clients for which tailrace has no option, and their replacements."""
+"""Names of options in other clients that tailrace does not have, mapped to the text that says what to use instead."""
 
 _FIELDS = {f.name: f for f in dataclasses.fields(ConsumerConfig)}
 _HINTS = typing.get_type_hints(ConsumerConfig)
@@ -44,10 +44,10 @@ def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> 
 
     Args:
         options: Options by name.
-        of_app: Names of options that only ``App(...)`` takes, for a hint in the error.
+        of_app: Names of the options that only ``App`` and its handlers take.
 
     Raises:
-        ConfigurationError: An option does not exist; the message names the option that was probably meant.
+        ConfigurationError: An option does not exist; the message names a similar option if there is one.
     """
     for name in options:
         if name in _FIELDS:
@@ -57,7 +57,7 @@ def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> 
                 f"{name} is an option of App() and its handlers only - pass it to App() or to the handler"
             )
         plain = name.replace(".", "_").lower()
-        meant = plain if plain in _FIELDS else OLD_SPELLINGS.get(plain)
+        meant = plain if plain in _FIELDS else OTHER_SPELLINGS.get(plain)
         close = difflib.get_close_matches(plain, [*_FIELDS, *of_app], n=1)
         if meant is not None:
             hint = f"it is called {meant!r} here"
@@ -71,7 +71,7 @@ def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> 
 
 
 def resolve(options: Mapping[str, object], environ: Mapping[str, str] | None = None) -> ConsumerConfig:
-    """Return the config that results from the arguments ``options``, the environment and the defaults.
+    """Return the values of all options, from the arguments ``options``, environment variables and defaults.
 
     Raises:
         ConfigurationError: An option is unknown, has an invalid value, or contradicts another.
@@ -82,22 +82,23 @@ def resolve(options: Mapping[str, object], environ: Mapping[str, str] | None = N
     values: dict[str, Any] = {}
     for name in _FIELDS:
         if name in options:
-            values[name] = _typed(name, options[name], name)
+            values[name] = _convert(name, options[name], name)
         elif (found := _from_environment(name, environ)) is not None:
             variable, text = found
-            values[name] = _typed(name, _parsed(name, text, variable), variable)
+            values[name] = _convert(name, _parse(name, text, variable), variable)
     if (template := values.get("group_instance_id")) is not None:
         values["group_instance_id"] = _fill_in_template(template, environ)
     config = ConsumerConfig(**values)
-    check(config, values.keys())
+    check_combinations(config, values.keys())
     return config
 
 
-def changed(config: ConsumerConfig, options: Mapping[str, object]) -> ConsumerConfig:
-    """Return ``config`` with the values of ``options``, which ``Consumer.reconfigure`` changes.
+def with_changes(config: ConsumerConfig, options: Mapping[str, object]) -> ConsumerConfig:
+    """Return a copy of ``config`` with the values of ``options``, for ``Consumer.reconfigure``.
 
     Raises:
-        ConfigurationError: An option is unknown, invalid, contradicts another, or cannot be changed.
+        ConfigurationError: An option is unknown, has an invalid value, contradicts another, or cannot be changed while
+            a consumer runs.
     """
     check_names(options)
     for name in options:
@@ -107,17 +108,17 @@ def changed(config: ConsumerConfig, options: Mapping[str, object]) -> ConsumerCo
                 f"{name} cannot be changed while a consumer runs - create a new consumer to change it; the options that"
                 f" can be changed are {live}"
             )
-    values: dict[str, Any] = {name: _typed(name, value, name) for name, value in options.items()}
+    values: dict[str, Any] = {name: _convert(name, value, name) for name, value in options.items()}
     found = dataclasses.replace(config, **values)
-    check(found, options.keys())
+    check_combinations(found, options.keys())
     return found
 
 
 def _fill_in_template(template: str, environ: Mapping[str, str]) -> str:
-    """Return the ``group_instance_id`` that results from a template.
+    """Return the ``group_instance_id`` for a template that may contain ``{hostname}``, ``{worker}`` and ``{pid}``.
 
     Raises:
-        ConfigurationError: The template or the resulting name is invalid.
+        ConfigurationError: The template or the name that results from it is invalid.
     """
     known = {"hostname": platform.node(), "worker": environ.get("TAILRACE_WORKER", "0"), "pid": str(os.getpid())}
     try:
@@ -133,21 +134,21 @@ def _fill_in_template(template: str, environ: Mapping[str, str]) -> str:
     return name
 
 
-def parsed_option(name: str, text: str, where: str) -> object:
-    """Return the value of an option that is given as text on a command line.
+def parse_option(name: str, text: str, where: str) -> object:
+    """Return the value of an option that is given as text on a command line, after ``where``, such as ``--set``.
 
     Raises:
-        ConfigurationError: The option is unknown, invalid, or takes a Python object.
+        ConfigurationError: The option is unknown, has an invalid value, or takes a Python object.
     """
     check_names({name: text})
-    return _typed(name, _parsed(name, text, f"{where} {name}"), f"{where} {name}")
+    return _convert(name, _parse(name, text, f"{where} {name}"), f"{where} {name}")
 
 
 def _from_environment(name: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the name of the variable that sets an option, and the option's text; None if no variable sets it.
+    """Return the variable that sets an option, and the text of the value; None if no variable sets the option.
 
     Raises:
-        ConfigurationError: The file that a variable names cannot be read.
+        ConfigurationError: The file of a variable with the suffix ``_FILE`` cannot be read.
     """
     variable = PREFIX + name.upper()
     if variable in environ:
@@ -159,14 +160,14 @@ def _from_environment(name: str, environ: Mapping[str, str]) -> tuple[str, str] 
         except OSError as error:
             raise ConfigurationError(f"{file_variable}: {error}") from error
         except UnicodeDecodeError:
-            # The cause is left out, because it contains the secret.
+            # The original exception is left out, because it contains the text of the file, which may be a secret.
             raise ConfigurationError(f"{file_variable}: {path} is not UTF-8 text") from None
     return None
 
 
-def _parsed(name: str, text: str, variable: str) -> object:
-    """Return the Python value of a text; return invalid text unchanged, so that ``_typed`` raises the error."""
-    if _FIELDS[name].metadata["as_is"]:
+def _parse(name: str, text: str, variable: str) -> object:
+    """Parse the text of an option's value; return invalid text unchanged, so that ``_convert`` raises the error."""
+    if _FIELDS[name].metadata["is_object"]:
         raise ConfigurationError(f"{variable}: {name} takes a Python object - pass it as an argument")
     kind = _HINTS[name]
     if kind in {str, str | None}:
@@ -181,19 +182,19 @@ def _parsed(name: str, text: str, variable: str) -> object:
         return text
 
 
-def _typed(name: str, value: object, where: str) -> object:
-    """Return ``value`` converted to the type of an option.
+def _convert(name: str, value: object, where: str) -> object:
+    """Convert ``value`` to the type of an option, and check its range.
 
     Raises:
         ConfigurationError: The value is invalid; the message starts with ``where``, the source of the value.
     """
     metadata = _FIELDS[name].metadata
     if name == "partition_assignment_strategy":
-        return _strategies(value, where)
+        return _convert_strategies(value, where)
     if name == "auto_offset_reset":
-        return _start_policy(value, where)
+        return _convert_start_policy(value, where)
     shown = "the given value" if metadata["secret"] else repr(value)
-    if metadata["as_is"]:
+    if metadata["is_object"]:
         is_valid, description = _OBJECTS[name]
         if not is_valid(value) and not (value is None and _FIELDS[name].default is None):
             raise ConfigurationError(f"{where} must be {description}, not {shown}")
@@ -214,8 +215,8 @@ def _typed(name: str, value: object, where: str) -> object:
     return typed
 
 
-def _strategies(value: object, where: str) -> tuple[object, ...]:
-    """Return assignors, each a name or a function; ``config.checks`` checks the names."""
+def _convert_strategies(value: object, where: str) -> tuple[object, ...]:
+    """Convert a value of ``partition_assignment_strategy``; ``config.checks`` checks the names of assignors."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     several = (value,) if callable(value) else value
@@ -224,19 +225,19 @@ def _strategies(value: object, where: str) -> tuple[object, ...]:
     return tuple(several)
 
 
-def _parsed_time(text: str) -> object:
-    """Parse a time or a duration in ISO 8601 or milliseconds; return other text unchanged."""
+def _parse_time(text: str) -> object:
+    """Parse milliseconds since 1970, or a time or duration in ISO 8601; return other text unchanged."""
     for kind in (int, dt.datetime, dt.timedelta):
         with contextlib.suppress(msgspec.ValidationError):
             return msgspec.convert(text.strip(), kind, strict=False)
     return text
 
 
-def _start_policy(value: object, where: str) -> object:
-    """Return a value of ``auto_offset_reset``: a policy, a time or a duration."""
+def _convert_start_policy(value: object, where: str) -> object:
+    """Convert a value of ``auto_offset_reset``: a policy, a time or a duration."""
     if value is None or value in {"earliest", "latest", "none"}:
         return value
-    given = _parsed_time(value) if isinstance(value, str) else value
+    given = _parse_time(value) if isinstance(value, str) else value
     is_number = isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 63
     is_time = isinstance(given, dt.datetime) and given.tzinfo is not None
     if is_number or is_time or (isinstance(given, dt.timedelta) and given >= dt.timedelta(0)):
@@ -248,7 +249,7 @@ def _start_policy(value: object, where: str) -> object:
 
 
 def _type_text(hint: Any) -> str:  # noqa: ANN401 - any type of an option
-    """Return the description of an option's type, for errors."""
+    """Return the description of an option's type for error messages."""
     choices = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return "one of " + ", ".join(map(repr, choices))
@@ -293,4 +294,4 @@ _OBJECTS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "ssl_context": (lambda value: isinstance(value, ssl.SSLContext), "an ssl.SSLContext"),
     "sasl_oauth_token_provider": (callable, "an async function that returns a token"),
 }
-"""Check and description of each option that takes a Python object."""
+"""Check of the value, and description for error messages, of each option that takes a Python object."""

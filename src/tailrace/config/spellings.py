@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["ELSEWHERE", "OLD_SPELLINGS"]
+__all__ = ["NAMES_BY_CLIENT", "OTHER_SPELLINGS"]
 
 _JAVA: Mapping[str, str] = {
     "internal_leave_group_on_close": "leave_on_stop",
@@ -74,8 +74,8 @@ _OTHERS: Mapping[str, str] = {
     "source_port": "local_addr",
 }
 
-ELSEWHERE: Mapping[str, Mapping[str, str]] = {"Java": _JAVA, "librdkafka": _LIBRDKAFKA, "aiokafka": _AIOKAFKA}
-"""Names of options by client, if they differ from tailrace's by more than dots, mapped to tailrace's names."""
+NAMES_BY_CLIENT: Mapping[str, Mapping[str, str]] = {"Java": _JAVA, "librdkafka": _LIBRDKAFKA, "aiokafka": _AIOKAFKA}
+"""Names of options by client, mapped to tailrace's names; only those that differ by more than dots."""
 
-OLD_SPELLINGS: Mapping[str, str] = {**_OTHERS, **_AIOKAFKA, **_LIBRDKAFKA, **_JAVA}
+OTHER_SPELLINGS: Mapping[str, str] = {**_OTHERS, **_AIOKAFKA, **_LIBRDKAFKA, **_JAVA}
 """Names of options in other clients, normalized to lower case and underscores, mapped to tailrace's names."""

@@ -19,15 +19,16 @@ _KUBERNETES_VARIABLE = re.compile(
 )
 """Variables that Kubernetes sets for a service whose name begins with ``tailrace``, without their prefix."""
 _MIN_SIMILARITY = 0.85
-"""Similarity (0 to 1) to an option's name at or above which an unknown name is reported as misspelled."""
+"""Minimum similarity (0 to 1) of a variable's name to that of an option for an error instead of a warning."""
 _reported: set[str] = set()
+"""Unknown variables for which a warning was logged."""
 
 
 def check_variables(environ: Mapping[str, str], options: Collection[str]) -> None:
-    """Check the names of variables with the prefix ``TAILRACE_``; log a warning, once, for an unknown variable.
+    """Check the names of environment variables with the prefix ``TAILRACE_``; log one warning for each unknown name.
 
     Raises:
-        ConfigurationError: An unknown variable resembles that of an option; the message names the latter.
+        ConfigurationError: A variable is probably misspelled; the message has the variable of the most similar option.
     """
     for variable in environ:
         name = variable.removeprefix(PREFIX)

@@ -121,7 +121,7 @@ def explicit_options(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigurationError: an option does not exist or has an invalid value, or the app cannot be loaded.
     """
-    from tailrace.config import parsed_option  # noqa: PLC0415
+    from tailrace.config import parse_option  # noqa: PLC0415
 
     found: dict[str, Any] = {}
     if options.app:
@@ -133,7 +133,7 @@ def explicit_options(options: argparse.Namespace) -> dict[str, Any]:
         name, separator, text = setting.partition("=")
         if not separator:
             raise ConfigurationError(f"--set must be OPTION=VALUE, not {setting!r}")
-        found[name] = parsed_option(name, text, "--set")
+        found[name] = parse_option(name, text, "--set")
     if options.bootstrap_servers:
         found["bootstrap_servers"] = options.bootstrap_servers
     return found

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from tailrace.app.loading import load_app
-from tailrace.config import parsed_option
+from tailrace.config import parse_option
 from tailrace.errors import ConfigurationError, TailraceError
 from tailrace.observe.escaping import escaped
 from tailrace.signals import handle_signals
@@ -77,7 +77,7 @@ def _check_arguments(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """
     app = load_app(options.app)
     for name, text in _split("--set", options.set):
-        app.configure(**cast("ConsumerOptions", {name: parsed_option(name, text, "--set")}))
+        app.configure(**cast("ConsumerOptions", {name: parse_option(name, text, "--set")}))
     handler = options.handler or _only_handler(app, options.app)
     conf: dict[str, Any] = dict(_split("--conf", options.conf))
     if options.master:
