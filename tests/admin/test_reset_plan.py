@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tailrace import ConfigurationError, TopicPartition
 from tailrace.admin.offsets import GroupOffset
-from tailrace.admin.reset_plan import ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime, planned_change
+from tailrace.admin.reset_plan import ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime, plan_change
 from tailrace.core.offset_map import OffsetMap, encode_metadata
 from tailrace.protocol.list_offsets import ListedOffset
 
@@ -22,7 +22,7 @@ def committed(offset: int, metadata: str = "") -> GroupOffset:
 
 def planned(target, old: GroupOffset | None = None, at_time: int | None = None):
     listed = None if at_time is None else ListedOffset(*HERE, 0, offset=at_time)
-    return planned_change(HERE, target, old, BEGIN, END, listed)
+    return plan_change(HERE, target, old, BEGIN, END, listed)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_discarded_offset_map_is_noted():
 )
 def test_a_planned_offset_is_within_the_log(begin, size, old, target):
     """The promise holds for any target; a partition that is not changed has a note."""
-    change = planned_change(HERE, target, None if old is None else committed(old), begin, begin + size)
+    change = plan_change(HERE, target, None if old is None else committed(old), begin, begin + size)
 
     assert change.new is None or begin <= change.new <= begin + size
     assert change.note or change.new is not None

@@ -1,8 +1,8 @@
 """Snapshot of all topics and consumer groups of a cluster, within a time limit.
 
-The collection has several steps. In each step, each broker gets one request; in the step of the committed offsets, it
-gets one request per group. Failed requests are not repeated before the next snapshot, so that a broker that fails does
-not take time from the others.
+The collection has several steps, each of which sends requests to all brokers at once: one or two requests per broker,
+and in the step of the committed offsets one request per group. A failed request is not repeated, so that a broker that
+does not answer takes no time from the others.
 """
 
 from __future__ import annotations
@@ -51,13 +51,14 @@ _DELETED_CODES = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNKNOWN_TOPIC_OR_PARTI
 async def cluster_snapshot(cluster: Cluster, *, topics: Accepts, groups: Accepts, timeout_s: float) -> ClusterSnapshot:
     """Return the state of the accepted topics and consumer groups.
 
-    The parts that a broker did not return are missing, and ``failures`` has the reasons.
+    If a broker did not return some parts, these are missing in the result, and its ``failures`` contain the reasons.
+    Groups without members and committed offsets are left out.
 
     Args:
         cluster: cluster, which need not be connected.
-        topics: returns a true value for the name of a topic to include.
-        groups: returns a true value for the id of a group to include. Share groups and Kafka Streams groups are left
-            out.
+        topics: function that returns a true value for the name of a topic to include.
+        groups: function that returns a true value for the id of a group to include. Share groups and Kafka Streams
+            groups are left out.
         timeout_s: maximum time of the whole collection, in seconds.
 
     Raises:
@@ -119,9 +120,9 @@ class _Steps:
         self.isolation_level = int(cluster.config.isolation_level == "read_committed")
 
     async def send(self, requests: Mapping[KeyT, tuple[int, Request[ResponseT]]]) -> dict[KeyT, ResponseT]:
-        """Send the requests of one step, and return the responses that came in time.
+        """Send the requests of one step, and return the responses that came in time, by the keys of the requests.
 
-        ``requests`` has the node id of the broker and the request; the responses have the same keys.
+        The values of ``requests`` are the broker's node id and the request.
         """
         limit_s = max(0.0, self._deadline - asyncio.get_running_loop().time()) / self._remaining_steps
         self._remaining_steps -= 1
@@ -159,7 +160,7 @@ class _Steps:
 
 
 async def _list_groups(steps: _Steps, node_ids: Iterable[int], accepts: Accepts) -> dict[str, tuple[int, ListedGroup]]:
-    """Return the accepted groups with the node ids of their coordinators, by group id."""
+    """Return the node id of the coordinator and the listing of each accepted group, by group id."""
     found: dict[str, tuple[int, ListedGroup]] = {}
     for node_id, answer in (await steps.send({one: (one, ListGroupsRequest()) for one in node_ids})).items():
         if answer.error_code:
@@ -171,7 +172,7 @@ async def _list_groups(steps: _Steps, node_ids: Iterable[int], accepts: Accepts)
 
 
 async def _count_members(steps: _Steps, listed: Mapping[str, tuple[int, ListedGroup]]) -> dict[str, int]:
-    """Return the number of members of each group that could be described."""
+    """Return the number of members of each group; leave out groups that could not be described."""
     by_node: tuple[dict[int, list[str]], dict[int, list[str]]] = {}, {}
     for group_id, (node_id, group) in listed.items():
         by_node[group.group_type.lower() == "consumer"].setdefault(node_id, []).append(group_id)

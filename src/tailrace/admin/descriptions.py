@@ -57,9 +57,9 @@ class GroupMemberDescription:
     pattern: str | None = None
     """Subscribed regular expression, if the broker evaluates it; otherwise None."""
     target: tuple[TopicPartition, ...] | None = None
-    """Partitions that the member is to own after the rebalance (KIP-848); None in the classic protocol."""
+    """Partitions assigned to the member after the rebalance in progress (KIP-848); None in the classic protocol."""
     problem: str = ""
-    """Reason why topics or partitions are missing: the client has encoded them in an unknown format."""
+    """Error if topics or partitions are missing, because they are encoded in an unknown format; otherwise empty."""
 
     def __str__(self) -> str:
         static = f" ({self.group_instance_id})" if self.group_instance_id is not None else ""
@@ -78,14 +78,14 @@ class GroupDescription:
     state: str
     """State of the group, such as ``Stable`` or ``Empty``."""
     assignor: str
-    """Name of the assignor: the members' common one in the classic protocol, that of the coordinator in KIP-848."""
+    """Name of the assignor, which runs in a member (classic protocol) or in the coordinator (KIP-848)."""
     coordinator_id: int
     """Node id of the coordinator; -1 if it is unknown."""
     coordinator: str
     """Host and port of the coordinator; empty if they are unknown."""
     members: tuple[GroupMemberDescription, ...] = ()
     owners: Mapping[TopicPartition, GroupMemberDescription] = field(default_factory=dict, repr=False)
-    """Member that owns a partition, by partition."""
+    """Members by the partitions that are assigned to them."""
 
     @property
     def is_consumer_group(self) -> bool:

@@ -44,9 +44,9 @@ __all__ = [
     "list_groups",
 ]
 
-_OTHER_PROTOCOL = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION}
+_OTHER_PROTOCOL_CODES = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION}
 """Errors of ConsumerGroupDescribe after which DescribeGroups is sent: a classic group, or a broker without KIP-848."""
-_FORBIDDEN = {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+_FORBIDDEN_CODES = {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
 
 
 # ---- listing -----------------------------------------------------------------------------------------------------
@@ -56,8 +56,8 @@ async def list_groups(cluster: Cluster, *, timeout_s: float = DEFAULT_TIMEOUT_S)
     """Return all groups of the cluster that the principal may describe, sorted by name.
 
     Raises:
-        BrokerError: a broker returned an error until ``timeout_s`` was over.
-        BrokerConnectionError: a broker did not answer, so that the list would be incomplete.
+        BrokerError: a broker returned an error, with retries until ``timeout_s`` had passed.
+        BrokerConnectionError: a broker did not answer in time, so that the list would be incomplete.
     """
 
     async def ask() -> list[GroupListing]:
@@ -98,7 +98,7 @@ async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = 
     """
     what = f"describing group {group_id!r}"
     found = await _describe_consumer_protocol(cluster, group_id, timeout_s, what)
-    if found is not None and found.error_code not in _OTHER_PROTOCOL:
+    if found is not None and found.error_code not in _OTHER_PROTOCOL_CODES:
         return consumer_protocol_description(found, cluster.coordinator_id(group_id), cluster)
     answer = await ask_coordinator(
         cluster,
@@ -119,14 +119,13 @@ async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = 
 async def describe_groups(
     cluster: Cluster, listings: Iterable[GroupListing], *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> list[GroupDescription]:
-    """Return the descriptions of the groups in ``listings``, which is a result of ``list_groups``, sorted by name.
+    """Return the descriptions of groups, sorted by name; ``listings`` is a result of ``list_groups``.
 
-    One or two requests per broker describe all groups. Only groups whose coordinator has moved since the listing are
-    described one by one.
+    All groups of a coordinator are described by one request per protocol. Only groups whose coordinator has changed
+    since the listing are described one by one.
 
     A group is left out if it no longer exists, if it uses neither the classic protocol nor KIP-848, or if the principal
-    may list but not describe it. After the coordinator of a group has failed, the group may be missing until the
-    followers of the new coordinator have caught up.
+    may list it but not describe it. After the failure of a coordinator, its groups may be missing for a moment.
 
     Raises:
         BrokerConnectionError: no broker answered in time.
@@ -139,7 +138,7 @@ async def describe_groups(
         )
         described |= await _classic_groups(cluster, [one for one in describable if one.group_type != "consumer"])
     except BrokerConnectionError:
-        pass  # A coordinator does not answer. The loop below looks up the current coordinator of each group.
+        pass  # A coordinator does not answer. The loop below looks up the coordinators again.
     for one in describable:
         if one.group_id not in described:
             try:
@@ -154,28 +153,28 @@ async def _consumer_protocol_groups(
 ) -> dict[str, GroupDescription | None]:
     """Return descriptions of KIP-848 groups by name; None for a group that the principal may not describe.
 
-    Groups whose coordinator has moved, or that are not of this type any more, are missing in the result.
+    Groups whose coordinator has changed, and groups that no longer use KIP-848, are missing in the result.
     """
     requests = {node: ConsumerGroupDescribeRequest(ids) for node, ids in _by_coordinator(listings).items()}
     return {
         group.group_id: None
-        if group.error_code in _FORBIDDEN
+        if group.error_code in _FORBIDDEN_CODES
         else consumer_protocol_description(group, node_id, cluster)
         for node_id, answer in (await ask_each(cluster, requests)).items()
         for group in answer.groups
-        if group.error_code not in TRANSIENT_CODES | _OTHER_PROTOCOL
+        if group.error_code not in TRANSIENT_CODES | _OTHER_PROTOCOL_CODES
     }
 
 
 async def _classic_groups(cluster: Cluster, listings: Sequence[GroupListing]) -> dict[str, GroupDescription | None]:
     """Return descriptions of classic groups by name; None for a group that the principal may not describe.
 
-    Groups whose coordinator has moved, or that do not exist any more, are missing in the result.
+    Groups whose coordinator has changed, and groups that no longer exist, are missing in the result.
     """
     requests = {node: DescribeGroupsRequest(ids) for node, ids in _by_coordinator(listings).items()}
     return {
         group.group_id: None
-        if group.error_code in _FORBIDDEN
+        if group.error_code in _FORBIDDEN_CODES
         else classic_protocol_description(group, node_id, cluster)
         for node_id, answer in (await ask_each(cluster, requests)).items()
         for group in answer.groups
@@ -193,7 +192,7 @@ def _by_coordinator(listings: Iterable[GroupListing]) -> dict[int, tuple[str, ..
 async def _describe_consumer_protocol(
     cluster: Cluster, group_id: str, timeout_s: float, what: str
 ) -> DescribedConsumerGroup | None:
-    """Return the result of ConsumerGroupDescribe for a group; None if the broker does not support the request."""
+    """Send ConsumerGroupDescribe and return the result for a group; None if the broker does not support the request."""
     try:
         answer = await ask_coordinator(
             cluster,
@@ -241,16 +240,16 @@ def check_idle(group: GroupDescription, what: str) -> None:
 
     Args:
         group: description of the group.
-        what: operation that requires this, for the error message, such as "deleting the group".
+        what: operation that requires a group without members, for the error message, such as "deleting the group".
 
     Raises:
         GroupNotEmptyError: the group has live members.
     """
     if group.members:
-        raise _not_empty(group.group_id, group.members, what)
+        raise _not_empty_error(group.group_id, group.members, what)
 
 
-def _not_empty(group_id: str, members: Sequence[GroupMemberDescription], what: str) -> GroupNotEmptyError:
+def _not_empty_error(group_id: str, members: Sequence[GroupMemberDescription], what: str) -> GroupNotEmptyError:
     names = [str(one) for one in members]
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     count = "1 live member" if len(names) == 1 else f"{len(names)} live members"
@@ -281,6 +280,6 @@ async def delete_group(cluster: Cluster, group_id: str, *, timeout_s: float = DE
     code = codes.get(group_id, ErrorCode.UNKNOWN_SERVER_ERROR)
     if code == ErrorCode.NON_EMPTY_GROUP:
         described = await describe_group(cluster, group_id, timeout_s=timeout_s)
-        raise _not_empty(group_id, described.members, "deleting the group")
+        raise _not_empty_error(group_id, described.members, "deleting the group")
     if code not in {ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND}:
         raise broker_error(code, f"group {group_id!r} was not deleted")

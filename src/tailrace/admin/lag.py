@@ -1,8 +1,8 @@
 """Lag of consumer groups.
 
-The lag of a partition is unknown if the group has no committed offset there: the members' ``auto_offset_reset`` then
-decides where they start, and brokers do not know this option. ``GroupLag.uncommitted`` counts such partitions. It is
-also unknown if the partition has no leader, which ``GroupLag.leaderless`` counts.
+The lag of a partition is unknown in two cases. If the group has no committed offset, its start position depends on the
+option ``auto_offset_reset`` of the members, which brokers do not know. If the partition has no leader, the end offset
+is unknown. ``GroupLag.uncommitted`` and ``GroupLag.leaderless`` are the numbers of these partitions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tailrace.records import TopicPartition
 __all__ = ["GroupLag", "PartitionLag", "check_is_consumer_group", "group_lag"]
 
 _ELECTION_S = 3.0
-"""Maximum time to wait until all partitions have leaders, in seconds; during an election, there is no leader."""
+"""Maximum time in seconds to wait for leaders, because a partition has none during an election."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class PartitionLag:
     end: int | None
     """End offset of the log; None if the partition does not exist or has no leader."""
     member: GroupMemberDescription | None = None
-    """Member that owns the partition; None if there is none."""
+    """Member to which the partition is assigned; None if there is none."""
     is_leaderless: bool = False
     """True if the partition exists but has no leader, because its replicas are offline."""
 
@@ -60,7 +60,7 @@ class GroupLag:
 
     group: GroupDescription
     partitions: tuple[PartitionLag, ...]
-    """Lag in each partition of the topics that the group reads or has committed offsets for, in order."""
+    """Lag of all partitions of the topics that the group reads or has committed offsets for, in order."""
 
     @property
     def total(self) -> int:
@@ -79,7 +79,7 @@ class GroupLag:
 
 
 def check_is_consumer_group(group: GroupDescription) -> None:
-    """Check that the group is a consumer group.
+    """Check that the group is a consumer group, or has never had members.
 
     Raises:
         NotAConsumerGroupError: the group has another protocol type, such as that of Kafka Connect.

@@ -1,4 +1,4 @@
-"""Reset of a group's committed offsets: a plan, which is executed only on request."""
+"""Reset of a group's committed offsets, as a plan that is executed only on request."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tailrace.admin.requests import DEFAULT_TIMEOUT_S
 from tailrace.admin.reset_plan import (
     OffsetChange,
     ResetTarget,
-    missing_partition_change,
-    planned_change,
+    change_of_missing_partition,
+    plan_change,
     target_time_ms,
 )
 from tailrace.admin.topics import partitions_of
@@ -51,9 +51,9 @@ class ResetPlan:
     group_id: str
     target: ResetTarget
     changes: tuple[OffsetChange, ...]
-    """Change of each partition, in order; also contains the partitions that are not changed."""
+    """Change of each partition, in order; includes partitions whose offset the reset does not change."""
     members: tuple[GroupMemberDescription, ...] = ()
-    """Live members of the group; the plan can be executed only if there are none."""
+    """Live members of the group; the plan can be executed only if the group has none."""
     is_new: bool = False
     """True if the group does not exist; executing the plan creates it."""
     is_executed: bool = False
@@ -72,14 +72,14 @@ async def reset_offsets(  # noqa: PLR0913 - options of a reset
     """Plan a reset of the committed offsets of a group to ``target``, and execute the plan with ``execute=True``.
 
     Without ``topics`` and ``partitions``, the reset includes all partitions of the topics for which the group has
-    committed offsets; partitions that no longer exist are not changed, and the plan notes this. The metadata of the
-    previous commits, including offset maps, are discarded.
+    committed offsets; the offsets of partitions that no longer exist remain, with a note in the plan. The metadata of
+    the previous commits, including offset maps, is discarded.
 
     Args:
         cluster: a connected cluster.
-        group_id: group, which is created if it does not exist.
+        group_id: group; ``execute`` creates it if it does not exist.
         target: new offsets.
-        topics: topics of which all partitions are reset.
+        topics: topics whose partitions are all reset.
         partitions: further partitions to reset.
         execute: True to commit the new offsets.
         timeout_s: maximum time of each request, in seconds.
@@ -91,7 +91,7 @@ async def reset_offsets(  # noqa: PLR0913 - options of a reset
         GroupNotEmptyError: ``execute`` is set, and the group has live members.
         NotAConsumerGroupError: the group is not a consumer group.
         UnknownTopicError: a topic or a partition does not exist.
-        ConfigurationError: there is nothing to reset.
+        ConfigurationError: ``topics`` and ``partitions`` are None, and the group has no committed offsets.
         TopicRecreatedError: a topic was recreated after its offsets were looked up.
         BrokerError: the principal lacks a permission.
         BrokerConnectionError: no broker answered in time.
@@ -109,10 +109,10 @@ async def reset_offsets(  # noqa: PLR0913 - options of a reset
     topology = cluster.topology
     begins, ends, at_time = await _bounds(cluster, chosen, target_time_ms(target), timeout_s)
     changes = tuple(
-        planned_change(one, target, committed.get(one), begins[one].offset, ends[one].offset, at_time.get(one))
+        plan_change(one, target, committed.get(one), begins[one].offset, ends[one].offset, at_time.get(one))
         for one in chosen
     )
-    changes = tuple(sorted((*changes, *map(missing_partition_change, missing)), key=lambda change: change.partition))
+    changes = tuple(sorted((*changes, *map(change_of_missing_partition, missing)), key=lambda change: change.partition))
     plan = ResetPlan(group_id, target, changes, group.members if group is not None else (), is_new=group is None)
     if not execute:
         return plan
@@ -132,7 +132,7 @@ async def _group_or_none(cluster: Cluster, group_id: str, timeout_s: float) -> G
 async def _all_partitions(
     cluster: Cluster, committed: Mapping[TopicPartition, GroupOffset], timeout_s: float
 ) -> tuple[list[TopicPartition], list[GroupOffset]]:
-    """Return all partitions of the topics with committed offsets, and the offsets of partitions that do not exist."""
+    """Return the partitions of the topics with committed offsets, and the committed offsets of missing partitions."""
     counts = await partitions_of(cluster, {one.topic for one in committed}, timeout_s=timeout_s)
     missing = [offset for one, offset in committed.items() if one.partition >= counts.get(one.topic, 0)]
     return sorted(TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)), missing
@@ -161,7 +161,7 @@ _Listed = dict[TopicPartition, ListedOffset]
 async def _bounds(
     cluster: Cluster, partitions: Collection[TopicPartition], at_ms: int | None, timeout_s: float
 ) -> tuple[_Listed, _Listed, _Listed]:
-    """Return the first offsets, the end offsets, and the offsets at the time ``at_ms``, none without a time."""
+    """Return the first offsets, the end offsets, and the offsets at the time ``at_ms`` (empty if ``at_ms`` is None)."""
     times = {} if at_ms is None else dict.fromkeys(partitions, at_ms)
     return (
         await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST), timeout_s=timeout_s),
@@ -181,7 +181,7 @@ async def _commit(cluster: Cluster, plan: ResetPlan, topology: ClusterMetadata, 
     what = f"setting offsets of group {plan.group_id!r}"
     codes = await commit_offsets(cluster, plan.group_id, offsets, timeout_s=timeout_s, what=what)
     if _MEMBERSHIP_CODES & set(codes.values()):
-        # A member has joined since the group was described. Raise GroupNotEmptyError, which names it.
+        # A member has joined since the group was described. Raise GroupNotEmptyError, which names the members.
         check_idle(await describe_group(cluster, plan.group_id, timeout_s=timeout_s), _OPERATION)
     for one in plan.changes:
         code = codes.get(one.partition, ErrorCode.UNKNOWN_SERVER_ERROR)

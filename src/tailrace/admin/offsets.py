@@ -1,7 +1,7 @@
 """Committed offsets of groups, and offsets of logs.
 
-Each function sends one request per broker for all partitions, and repeats it after transient errors. If a requested
-partition is missing from a response, an error is raised.
+A function sends one request per broker for all partitions, and repeats the request after transient errors. If a
+requested partition is missing from a response, an error is raised.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ __all__ = [
 ]
 
 LATEST, EARLIEST = -1, -2
-"""Values to pass to ``list_offsets`` instead of a timestamp: the end and the first offset of the log."""
+"""Values that ``list_offsets`` accepts instead of a timestamp, for the end offset and the first offset of the log."""
 
 _FIRST_VERSION_WITH_IDS = 10
 """First version of OffsetCommit with topic ids."""
-_HAS_MEMBERS = {ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NON_EMPTY_GROUP}
-"""Error codes for a deletion of offsets that live members need."""
+_SUBSCRIBED_CODES = {ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NON_EMPTY_GROUP}
+"""Error codes if live members are subscribed to the topics whose offsets are to be deleted."""
 
 
 class _PartitionResult(Protocol):
@@ -81,11 +81,11 @@ class GroupOffset:
     leader_epoch: int | None = None
     """Leader epoch of the last record before the offset; None if the commit does not contain it."""
     metadata: str = ""
-    """Metadata as stored: the user's text, or the text of tailrace that contains it and an offset map."""
+    """Metadata of the commit: the user's text, or tailrace's encoding of this text and an offset map."""
 
     @property
     def decoded_metadata(self) -> DecodedMetadata:
-        """Contents of the metadata: the user's text, the client that wrote them, and the offset map."""
+        """Parts of the metadata: the user's text, the name of the client that committed, and the offset map."""
         return decode_metadata(self.metadata, self.offset)
 
     @property
@@ -105,12 +105,12 @@ async def committed_offsets(
 ) -> dict[TopicPartition, GroupOffset]:
     """Return the committed offsets of a group, in order of the partitions.
 
-    A partition without a committed offset is missing in the result, and a group that does not exist has none.
+    A partition without a committed offset is missing in the result; for a group that does not exist, it is empty.
 
     Args:
         cluster: a connected cluster.
         group_id: group.
-        partitions: partitions to look up; None for all with a committed offset.
+        partitions: partitions to look up; None for all partitions with a committed offset.
         stable: True to wait until no transaction with offsets of the group is open (KIP-447).
         timeout_s: maximum time in seconds.
 
@@ -150,7 +150,7 @@ async def commit_offsets(
 ) -> dict[TopicPartition, int]:
     """Commit offsets of a group without joining it, and return the error code of each partition, 0 for success.
 
-    If an entry has a topic id, it is not committed if the topic was recreated with the same name.
+    An entry with a topic id is not committed if the topic of this id was deleted and recreated.
 
     Args:
         cluster: a connected cluster.
@@ -199,9 +199,9 @@ async def list_offsets(
 
     Args:
         cluster: a connected cluster.
-        wanted: timestamp of each partition, in milliseconds since 1970; or EARLIEST for the first offset of the log; or
-            LATEST for its end, which is the last stable offset with ``isolation_level="read_committed"``, otherwise
-            the high watermark.
+        wanted: timestamp of each partition, in milliseconds since 1970, or EARLIEST for the first offset of the log, or
+            LATEST for the end offset. The end offset is the last stable offset if ``isolation_level`` of the cluster's
+            options is "read_committed", and the high watermark otherwise.
         timeout_s: maximum time in seconds.
 
     Returns:
@@ -286,7 +286,8 @@ async def _ask_leaders(  # noqa: PLR0913 - for two kinds of requests
                 found[partition] = one
         if failures:
             await cluster.refresh()
-            raise min(failures, key=lambda error: error.retriable)  # Prefer an error that ends the retries.
+            # Raise an error that is not retriable if there is one, because it ends the retries.
+            raise min(failures, key=lambda error: error.retriable)
 
     with watched_topics(cluster, {partition.topic for partition in partitions}):
         await cluster.retrying(ask, timeout_s=timeout_s, what=what)
@@ -316,7 +317,7 @@ async def delete_offsets(
     The group may have live members if none of them is subscribed to a topic of these partitions.
 
     Raises:
-        GroupNotEmptyError: live members are subscribed to a topic; its offsets were not deleted.
+        GroupNotEmptyError: live members are subscribed to a topic; the offsets of this topic were not deleted.
         UnknownGroupError: the group does not exist.
         BrokerError: the principal may not delete the offsets.
         BrokerConnectionError: no broker answered in time.
@@ -332,7 +333,7 @@ async def delete_offsets(
     )
     codes = {TopicPartition(one.topic, one.partition): one.error_code for one in answer.partitions}
     failed = {answer.error_code, *codes.values()} - {ErrorCode.NONE}
-    if failed & _HAS_MEMBERS:
+    if failed & _SUBSCRIBED_CODES:
         check_idle(
             await describe_group(cluster, group_id, timeout_s=timeout_s), "deleting its offsets of topics they read"
         )

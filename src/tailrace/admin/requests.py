@@ -1,6 +1,6 @@
 """Requests to a group's coordinator, or to several brokers at once.
 
-Requests to a coordinator are repeated after transient errors. Callers handle all other error codes.
+Requests to a coordinator are repeated after transient errors; other error codes are left to the caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["DEFAULT_TIMEOUT_S", "TRANSIENT_CODES", "ask_coordinator", "ask_each"
 ResponseT = TypeVar("ResponseT")
 
 DEFAULT_TIMEOUT_S = 30.0
-"""Default limit of an operation, in seconds."""
+"""Default time limit of an operation, in seconds."""
 
 TRANSIENT_CODES = frozenset(
     {
@@ -52,10 +52,10 @@ async def ask_coordinator(  # noqa: PLR0913 - one place for all requests to coor
         cluster: a connected cluster.
         group_id: group.
         request: request to send.
-        codes: returns the error codes of a response.
+        codes: function that returns the error codes of a response.
         timeout_s: maximum time of all attempts and the pauses between them, in seconds.
         what: name of the operation for error messages, such as "listing offsets".
-        check: called with the coordinator before each attempt; may raise to end the operation.
+        check: function that is called with the coordinator before each attempt, and can raise to end the operation.
 
     Raises:
         ConfigurationError: ``group_id`` is empty.
@@ -93,7 +93,7 @@ async def ask_each(cluster: Cluster, requests: Mapping[int, Request[ResponseT]])
         requests: request for each broker, by node id.
 
     Raises:
-        TailraceError: a request failed; of several errors, the first one is raised.
+        TailraceError: a request failed; if several failed, this is the first error.
     """
     answers: dict[int, ResponseT] = {}
     failures: list[TailraceError] = []

@@ -1,7 +1,7 @@
 """Planning of an offset reset, without IO.
 
-As in Kafka's tool, the first offset of the log replaces an earlier target, and the end offset replaces a later one.
-``OffsetChange.note`` then contains the original target.
+As in Kafka's tool, a target before the log is replaced by the first offset, and a target after the log by the end
+offset. ``OffsetChange.note`` then contains the original target.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = [
     "ToLatest",
     "ToOffset",
     "ToTime",
-    "missing_partition_change",
-    "planned_change",
+    "change_of_missing_partition",
+    "plan_change",
     "target_time_ms",
 ]
 
@@ -37,7 +37,7 @@ class ToEarliest:
 
 @dataclass(frozen=True, slots=True)
 class ToLatest:
-    """Reset to the end of the log, so that all its records are skipped."""
+    """Reset to the end of the log, so that the group skips all records in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ToTime:
 
     @classmethod
     def ago(cls, seconds: float, *, now: float) -> Self:
-        """Return the target ``seconds`` before ``now``, a time in seconds since 1970.
+        """Return the target that is ``seconds`` before ``now``; ``now`` is in seconds since 1970.
 
         Raises:
             ConfigurationError: ``seconds`` is negative, or greater than ``now``.
@@ -98,7 +98,7 @@ class OffsetChange:
     new: int | None
     """New offset; None if the reset does not change the partition, for the reason in ``note``."""
     note: str = ""
-    """Explanation, for example of a target outside the log, or of records that are handled again."""
+    """Explanation, for example that the target is outside the log; may be empty."""
 
 
 def target_time_ms(target: ResetTarget) -> int | None:
@@ -106,8 +106,8 @@ def target_time_ms(target: ResetTarget) -> int | None:
     return target.timestamp_ms if isinstance(target, ToTime) else None
 
 
-def missing_partition_change(committed: GroupOffset) -> OffsetChange:
-    """Return the entry of the plan for a partition that no longer exists, whose offset is not changed."""
+def change_of_missing_partition(committed: GroupOffset) -> OffsetChange:
+    """Return the entry of the plan for a partition that no longer exists; its committed offset remains."""
     return OffsetChange(
         committed.partition,
         committed.offset,
@@ -116,7 +116,7 @@ def missing_partition_change(committed: GroupOffset) -> OffsetChange:
     )
 
 
-def planned_change(  # noqa: PLR0913, PLR0917 - pure function of all its arguments
+def plan_change(  # noqa: PLR0913, PLR0917 - pure function of all its arguments
     partition: TopicPartition,
     target: ResetTarget,
     committed: GroupOffset | None,
@@ -132,7 +132,7 @@ def planned_change(  # noqa: PLR0913, PLR0917 - pure function of all its argumen
         committed: committed offset; None if there is none.
         begin: first offset of the log.
         end: end offset of the log.
-        at_time: first offset at the time of a ``ToTime``; None for other targets.
+        at_time: offset of the first record at or after the time of a ``ToTime``; None for other targets.
     """
     old = committed.offset if committed is not None else None
     match target:
@@ -161,9 +161,9 @@ def planned_change(  # noqa: PLR0913, PLR0917 - pure function of all its argumen
 
 
 def _change(partition: TopicPartition, committed: GroupOffset | None, new: int, note: str) -> OffsetChange:
-    """Return a change; its note also has the number of finished records that are handled again.
+    """Return a change; add a note about finished records that will be handled again.
 
-    These are the records at or after the new offset that the discarded offset map lists as finished.
+    These are the records from the new offset on that the discarded offset map lists as finished.
     """
     notes = [note] if note else []
     discarded = committed.decoded_metadata.offset_map if committed is not None else None

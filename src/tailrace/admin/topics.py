@@ -1,7 +1,7 @@
 """Creation and deletion of topics, and lookup of their partitions.
 
-A request is repeated if its response was lost. If the repeated request finds that the topic was already created or
-deleted, this is a success.
+A request is repeated if its response was lost. If the repeated request fails because the topic was already created or
+deleted, the operation has succeeded.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ async def create_topic(  # noqa: PLR0913 - settings of a topic
         cluster: a connected cluster.
         name: name of the topic.
         partitions: number of partitions.
-        replication_factor: number of replicas of each partition; by default the brokers' setting.
+        replication_factor: number of replicas of each partition; -1 for the brokers' default.
         config: configuration of the topic, such as ``retention.ms``.
-        timeout_s: limit of the creation, and again of the wait for leaders, in seconds.
+        timeout_s: maximum time of the creation, and also of the wait for leaders, in seconds.
 
     Raises:
         BrokerError: the topic already exists, or the brokers refuse to create it.
@@ -93,7 +93,7 @@ async def delete_topic(cluster: Cluster, name: str, *, timeout_s: float = 30) ->
 
 @contextmanager
 def watched_topics(cluster: Cluster, topics: Iterable[str] | None) -> Iterator[None]:
-    """Include ``topics``, or all topics if None, in each metadata refresh for the duration of a context."""
+    """Include ``topics`` (None: all topics) in metadata refreshes for the duration of a context."""
     owner = object()
     cluster.watch(owner, topics)
     try:
@@ -127,7 +127,9 @@ async def partitions_of(cluster: Cluster, topics: Collection[str], *, timeout_s:
 async def partitions_with_leader(
     cluster: Cluster, partitions: Collection[TopicPartition], *, max_wait_s: float, timeout_s: float = 30
 ) -> frozenset[TopicPartition]:
-    """Wait until all partitions have a leader, at most for ``max_wait_s`` seconds, and return those that have one.
+    """Wait until all partitions have a leader, and return the partitions that have one.
+
+    The wait takes at most ``max_wait_s``, and at most half of ``timeout_s``.
 
     Raises:
         BrokerConnectionError: no broker answered in time.

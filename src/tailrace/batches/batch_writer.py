@@ -1,7 +1,7 @@
 """Writer of record batches (format 2).
 
-Records are appended to one buffer in C. Producer id, producer epoch and sequence number are not known before the batch
-is sent, and change if it is sent again in another producer epoch.
+Records are appended to one buffer in C. Producer id, producer epoch and sequence number are not known until the batch
+is sent, and differ if it is sent again in another producer epoch; so ``encode`` sets them in the finished bytes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _CHECKSUM, _PRODUCER = struct.Struct(">I"), struct.Struct(">qhi")
 
 
 class BatchWriter:
-    """Record batch that is being filled.
+    """Record batch to which records are appended.
 
     Args:
-        limit: maximum size in bytes before compression; a single record may be larger.
+        limit: maximum size in bytes before compression; the first record may be larger.
         compression: codec, one of ``COMPRESSIONS``.
         is_transactional: True for records of a transaction.
 
@@ -69,7 +69,7 @@ class BatchWriter:
     ) -> int:
         """Append a record and return its size in bytes; return 0 without appending it if the batch is full.
 
-        Without ``timestamp_ms``, the record has the current time.
+        Without ``timestamp_ms`` (milliseconds since 1970), the record has the current time.
 
         Raises:
             MalformedMessageError: key, value, headers or timestamp are invalid; the batch is unchanged.
@@ -86,13 +86,16 @@ class BatchWriter:
         return metadata.size
 
     def encode(self, producer_id: int, producer_epoch: int, sequence: int) -> memoryview:
-        """Return the bytes of the batch with this producer state; from now on, no record can be appended."""
+        """Finish the batch, and return its bytes with the given producer id, epoch and sequence number.
+
+        After the first call, no record can be appended.
+        """
         state = (producer_id, producer_epoch, sequence)
         if self._content is None:
             self._builder.set_producer_state(*state)
             self._content = self._builder.build()
         elif state != self._producer_state:
-            # The bytes of the previous call may still wait in a socket's buffer, so a copy is changed.
+            # Change a copy, because the bytes that the previous call returned may still be in a socket's buffer.
             self._content = bytearray(self._content)
             _PRODUCER.pack_into(self._content, _PRODUCER_AT, *state)
             checksum = calc_crc32c(bytes(memoryview(self._content)[_CHECKED_FROM:]))
@@ -101,7 +104,7 @@ class BatchWriter:
         return memoryview(self._content)
 
     def selected(self, indices: Sequence[int]) -> BatchWriter:
-        """Return a new batch with copies of the records at ``indices``; this batch accepts no more records."""
+        """Finish this batch, and return a new batch with copies of the records at ``indices``."""
         (batch,) = split(self.encode(*self._producer_state))
         records = batch.decode("", 0, 0).take(self.count)
         limit, compression, is_transactional = self._options

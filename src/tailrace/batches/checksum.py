@@ -8,14 +8,14 @@ from collections.abc import Callable
 __all__ = ["HARDWARE", "crc32c"]
 
 _CHUNK = 1 << 16
-"""Number of bytes that are copied at a time, because google-crc32c accepts only ``bytes``.
+"""Number of bytes that are copied at a time; google-crc32c accepts only ``bytes``, so the content must be copied.
 
-A copy of this size stays in the processor's cache.
+A copy of this size fits into the processor's cache.
 """
 
 
 def _hardware_extend() -> Callable[[int, bytes], int] | None:
-    """Return google-crc32c's compiled function; None if it is not installed or only in its slow version in Python."""
+    """Return google-crc32c's compiled function; None if google-crc32c is missing or has only its Python version."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -28,13 +28,13 @@ def _hardware_extend() -> Callable[[int, bytes], int] | None:
 _extend = _hardware_extend()
 
 HARDWARE = _extend is not None
-"""True if checksums are computed with the processor's CRC instructions."""
+"""True if google-crc32c computes the checksums, with the processor's CRC instructions."""
 
 
 def crc32c(content: memoryview) -> int:
     """Return the checksum of ``content``."""
     if _extend is None:
-        # Imported here, because the import of aiokafka takes 0.1 s.
+        # aiokafka is imported only if it is needed, because the import takes 0.1 s.
         from aiokafka.record.util import calc_crc32c  # noqa: PLC0415
 
         return int(calc_crc32c(content))  # type: ignore[arg-type]  # it takes any buffer

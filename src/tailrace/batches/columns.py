@@ -1,7 +1,7 @@
-"""Arrow record batches, built from the bytes of record batches or from records.
+"""Arrow record batches, built from the bytes of Kafka's record batches or from ``Record`` objects.
 
-The compiled decoder writes keys, values and headers directly into Arrow's buffers. Records that are ``Record`` objects
-already, and all records if the compiled module is absent, are converted; the result is the same.
+The compiled decoder writes keys, values and headers from the bytes directly into Arrow's buffers. ``Record`` objects
+are converted with pyarrow: those that are decoded already, and all records if the compiled module is not used.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ def arrow_of(records: Sequence[Record]) -> pa.RecordBatch:
 
 
 def offsets_of(batch: Any) -> Iterator[tuple[TopicPartition, list[int]]]:  # noqa: ANN401 - pyarrow is untyped
-    """Yield the offsets of adjacent rows of one partition; nothing if the batch was not built by this module."""
+    """Yield a partition and its offsets for each run of adjacent rows of one partition.
+
+    Yield nothing if the batch has another schema than the batches of this module.
+    """
     if batch.schema != _schema():
         return
     partitions = map(TopicPartition, batch.column("topic").to_pylist(), batch.column("partition").to_pylist())
@@ -87,9 +90,9 @@ def offsets_of(batch: Any) -> Iterator[tuple[TopicPartition, list[int]]]:  # noq
 
 
 class Rows(Sequence[Record]):
-    """Sequence of the records in some rows of ``Columns``.
+    """Sequence of records that stand for adjacent rows of ``Columns``.
 
-    A record is created when it is accessed. It has its topic, partition and offset, but no key, value or timestamp.
+    A record is created when it is accessed. It has topic, partition and offset, but no key, value or timestamp.
     """
 
     __slots__ = ("_columns", "_count", "_partition", "_start", "_topic")
@@ -133,11 +136,11 @@ class ColumnBuilder:
 
     @property
     def is_full(self) -> bool:
-        """True if the batch is so large that ``finish`` should be called."""
+        """True if the batch has reached the size from which ``finish`` should be called."""
         return sum(part.size for part in self._parts) >= _FULL
 
     def add_from(self, decoder: BatchDecoder, topic: str, partition: int, limit: int) -> Rows:
-        """Add the next ``limit`` records of a compiled decoder, or fewer at the end of its batch, and return them.
+        """Add up to ``limit`` records of a compiled decoder, from its current position, and return their rows.
 
         Raises:
             ValueError, OverflowError: the bytes are not records; see ``BatchDecoder.take_into``. Nothing is added.
@@ -151,7 +154,7 @@ class ColumnBuilder:
         return rows
 
     def add_records(self, records: Sequence[Record]) -> None:
-        """Add records that are decoded already."""
+        """Add records that are already decoded."""
         part = self._parts[-1] if self._parts else None
         if not isinstance(part, _RecordColumns):
             part = _RecordColumns()
@@ -240,7 +243,7 @@ class _CompiledColumns:
 
 
 def _binary(kind: Any, column: tuple[int, int, bytearray, bytearray, bytearray]) -> Any:  # noqa: ANN401
-    """Return the array of a binary or string column: number of values, number of nulls, and Arrow's three buffers."""
+    """Return an Arrow array of type ``kind`` from the number of values, the number of nulls, and three buffers."""
     pa = arrow()
     count, nulls, *buffers = column
     valid, ends, content = map(pa.py_buffer, buffers)

@@ -1,7 +1,8 @@
 """Record batches of formats 0 and 1, written before Kafka 0.11.
 
-Each length is checked before use. aiokafka's C code for these formats does not check the lengths inside a compressed
-message; with a corrupt length, it reads outside the message's memory. These formats are rare, so Python is fast enough.
+aiokafka's C code for these formats is not used, because it does not check the lengths inside a compressed message: if a
+length is corrupt, it reads outside the message's memory. This module checks each length. The formats are rare, so
+Python is fast enough.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tailrace.batches.decompression import decompressed
+from tailrace.batches.decompression import decompress
 from tailrace.errors import MalformedMessageError
 from tailrace.protocol.encoding.frame_reader import FrameReader
 
@@ -20,9 +21,9 @@ __all__ = ["LegacyBatch"]
 _HEAD = struct.Struct(">qiIbb")
 """Offset, length of the bytes that follow the length, checksum, format, attributes."""
 _CHECKED_FROM = 16
-"""Position of the first byte that the checksum includes."""
+"""Index of the first byte that the checksum covers."""
 _SIZE_AFTER_LENGTH = 6
-"""Size of checksum, format and attributes, which the length includes."""
+"""Size in bytes of checksum, format and attributes, which is part of the length."""
 _TIMESTAMP = struct.Struct(">q")
 _OFFSET_AND_LENGTH = struct.Struct(">qi")
 _CODEC, _LOG_APPEND_TIME = 7, 8
@@ -48,7 +49,7 @@ class _LegacyRecord(NamedTuple):
 
 
 class LegacyBatch:
-    """Batch of one message, or of the compressed messages in the value of an outer message.
+    """Batch that is one uncompressed message, or an outer message whose value is the compressed inner messages.
 
     Raises:
         MalformedMessageError: the bytes are invalid.
@@ -58,9 +59,9 @@ class LegacyBatch:
         self._view = view
         self._outer = _read_message(FrameReader(view))
         self._inner_messages = memoryview(b"")
-        """Decompressed messages; empty before ``decompress``."""
-        self._first_offset = 0
-        """Number to add to the offsets of the inner messages, which are relative from format 1 on."""
+        """Decompressed inner messages; empty before ``decompress``."""
+        self._base_offset = 0
+        """Number to add to the offsets of the inner messages; 0 in format 0, where these offsets are absolute."""
         self.next_offset = self._outer.offset + 1
 
     def checksum_holds(self) -> bool:
@@ -83,13 +84,13 @@ class LegacyBatch:
         # In format 0, the checksum of LZ4 frames differs from LZ4's specification (KAFKA-3160).
         if codec not in {_GZIP, _SNAPPY, _LZ4} or (codec == _LZ4 and not outer.magic):
             raise MalformedMessageError(f"codec {codec} is invalid in a message of format {outer.magic}")
-        output = decompressed(codec, memoryview(outer.value or b""), limit)
+        output = decompress(codec, memoryview(outer.value or b""), limit)
         if output is None:
             return None
         self._inner_messages = memoryview(output)
         # From format 1 on, inner offsets are relative, and the outer offset is that of the last inner message.
         last = _last_offset(self._inner_messages) if outer.magic else None
-        self._first_offset = 0 if last is None else max(0, outer.offset - last)
+        self._base_offset = 0 if last is None else max(0, outer.offset - last)
         return len(output)
 
     def __iter__(self) -> Iterator[_LegacyRecord]:
@@ -104,13 +105,13 @@ class LegacyBatch:
             if message.attributes & _CODEC:
                 raise MalformedMessageError("an inner message is compressed as well")
             timestamp = outer.timestamp if outer.attributes & _LOG_APPEND_TIME else message.timestamp
-            yield _record(message, message.offset + self._first_offset, timestamp)
+            yield _record(message, message.offset + self._base_offset, timestamp)
 
 
 def _last_offset(messages: memoryview) -> int | None:
-    """Return the offset of the last message, or None without messages.
+    """Return the offset of the last message; None if there are no messages.
 
-    The other messages are not decoded, because there may be millions.
+    Only offsets and lengths are read, because there may be millions of messages.
     """
     reader, last = FrameReader(messages), None
     while reader.remaining:

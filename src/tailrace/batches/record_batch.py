@@ -1,9 +1,8 @@
 """Record batches of a Fetch response, decoded in slices.
 
-A record set, the batches of one partition in a response, may contain batches of several formats. Batches are views of
-the response frame; a record set that is small compared to its frame is copied, so that it does not keep the frame in
-memory. Records are decoded on demand, in C, without Python code for each record. Decompression has a size limit and can
-be undone.
+A record set contains the batches of one partition in a response, which may have several formats. Batches are views of
+the response frame. A record set that is small compared to its frame is copied, so that it does not keep the whole frame
+in memory. Records are decoded on demand and in C. Decompression has a size limit, and its result can be discarded.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 import cramjam
 
 from tailrace.batches.checksum import crc32c
-from tailrace.batches.decompression import decompressed
+from tailrace.batches.decompression import decompress
 from tailrace.batches.legacy_batch import LegacyBatch
 from tailrace.compiled import batch_decoder
 from tailrace.errors import MalformedMessageError
@@ -39,7 +38,7 @@ _PREFIX = struct.Struct(">qiib")
 """Base offset, length of the bytes that follow the length, leader epoch (from format 2 on), format."""
 _LENGTH_ENDS_AT = 12
 _MIN_LENGTH = {0: 14, 1: 22, 2: 49}
-"""Minimum value of the length by format; the C code reads that many bytes without a check."""
+"""Minimum value of the length, by format; decoders in C read that many bytes without a check."""
 
 _HEAD = 61
 """Bytes of a batch of format 2 before its records."""
@@ -51,14 +50,14 @@ _MARKER, _ABORT = struct.Struct(">hh"), 0
 """Key of a transaction marker: its version and its type, which is 0 for an aborted transaction."""
 
 _DEFAULT_LIMIT = 1 << 20
-"""Limit in bytes for batches that are decoded without a call of ``decompress``, such as transaction markers."""
+"""Decompression limit in bytes for batches that are decoded without an earlier ``decompress``, such as markers."""
 
 _TIMESTAMP, _FIRST_TIMESTAMP_AT, _MAX_TIMESTAMP_AT = struct.Struct(">q"), 27, 35
 
 _LARGE_FRAME = 65_536
-"""Frames up to this size, in bytes, are kept in memory for any record set in them."""
+"""Maximum size in bytes of a frame whose record sets are never copied."""
 _FRAME_TO_RECORDS = 8
-"""A record set is copied if a large frame is more than so many times larger."""
+"""Ratio of the size of a larger frame to that of a record set above which the record set is copied."""
 
 _FIELDS = attrgetter("offset", "key", "value", "timestamp", "headers")
 
@@ -89,10 +88,10 @@ class RecordBatch:
         next_offset: offset after the last record.
         size: size on the wire, in bytes.
         leader_epoch: epoch of the leader that wrote the batch; -1 in formats 0 and 1.
-        is_compressed: True while the records are compressed: ``decompress`` makes it False, ``pack`` makes it True.
+        is_compressed: True while the records are compressed; set to False by ``decompress``, and to True by ``pack``.
         plain: bytes of the batch with uncompressed records, in format 2; None in formats 0 and 1, and while the
             records are compressed.
-        plain_bytes: size of the decompressed records; 0 while the records are compressed, and if they never were.
+        plain_bytes: size in bytes of the result of ``decompress``; 0 if there is none.
         is_control: True if the batch contains a transaction marker instead of records.
         producer_id: id of the producer if the batch belongs to a transaction; None otherwise.
         timestamp_type: origin of the records' timestamps; None in format 0.
@@ -140,14 +139,17 @@ class RecordBatch:
 
     @property
     def first_timestamp(self) -> int | None:
-        """Timestamp of the first record; None in formats 0 and 1, where only the records contain it."""
+        """Timestamp of the first record, in milliseconds since 1970; None in formats 0 and 1.
+
+        In formats 0 and 1, the header of a batch does not contain it.
+        """
         if self._legacy is not None:
             return None
         at = _MAX_TIMESTAMP_AT if self.timestamp_type == "LogAppendTime" else _FIRST_TIMESTAMP_AT
         return int(_TIMESTAMP.unpack_from(self._view, at)[0])
 
     def checksum_holds(self) -> bool:
-        """Return True if the checksum matches. Must be called before ``decompress``."""
+        """Return True if the checksum matches the bytes as received; check this before they are decompressed."""
         if self._legacy is not None:
             return self._legacy.checksum_holds()
         return bool(_CHECKSUM.unpack_from(self._view, _CHECKSUM_AT)[0] == crc32c(self._view[_CHECKED_FROM:]))
@@ -167,11 +169,11 @@ class RecordBatch:
                 size = self._legacy.decompress(limit)
                 self.plain_bytes, self.is_compressed = size or 0, size is None
                 return size is not None
-            # The result is the batch as if it had been written without a codec: its header, and the records, which the
-            # codec writes after the header in the same buffer.
+            # The result looks like a batch that was written without compression: the header, with 0 as the number of
+            # the codec, and the decompressed records.
             head = bytearray(self._view[:_HEAD])
             head[_CODEC_AT] &= ~_CODEC
-            plain = decompressed(self._view[_CODEC_AT] & _CODEC, self._view[_HEAD:], limit, head)
+            plain = decompress(self._view[_CODEC_AT] & _CODEC, self._view[_HEAD:], limit, head)
             if plain is None:
                 return False
             self.plain = plain
@@ -181,7 +183,7 @@ class RecordBatch:
         return True
 
     def pack(self) -> None:
-        """Discard the decompressed records, which undoes ``decompress``."""
+        """Discard the result of ``decompress``; the records can be decompressed again."""
         if not self.plain_bytes:
             return
         if self._legacy is not None:
@@ -225,7 +227,7 @@ class RecordDecoder:
         self._compiled: BatchDecoder | None = None
 
     def take(self, count: int) -> list[Record]:
-        """Return the next ``count`` records, or fewer at the end of the batch.
+        """Return the next records: ``count``, or fewer at the end of the batch.
 
         Raises:
             MalformedMessageError: the bytes are not records, or their codec is unknown.
@@ -238,7 +240,7 @@ class RecordDecoder:
             raise MalformedMessageError(f"cannot decode the record batch: {error}") from error
 
     def take_into(self, columns: ColumnBuilder, count: int) -> Sequence[Record]:
-        """Add the next ``count`` records to ``columns``, or fewer at the end of the batch, and return them.
+        """Add the next records to ``columns`` and return them: ``count``, or fewer at the end of the batch.
 
         Raises:
             MalformedMessageError: the bytes are not records, or their codec is unknown; ``columns`` is unchanged.
@@ -262,11 +264,11 @@ class RecordDecoder:
         if _BatchDecoder is not None and batch.plain is not None:
             self._compiled = _BatchDecoder(batch.plain, topic, partition, position, Record)
             return self._compiled.take
-        # A pipeline of C functions from the bytes to Record. aiokafka's iterator must not be called again after it is
-        # exhausted; chain() drops it at that point.
+        # A chain of iterators in C turns the bytes into records. aiokafka's iterator must not be called again after its
+        # last record; chain() releases it at that point.
         fields = map(_FIELDS, chain(_raw_records(batch.plain) if legacy is None else legacy))
         if batch.timestamp_type != "CreateTime":
-            # The type is added only if it is not the default of Record. A keyword argument of partial() would take
+            # Add the timestamp type only if it is not the default of Record. A keyword argument of partial() would take
             # 120 ns per record.
             fields = map(add, fields, repeat((batch.timestamp_type,)))
         records = starmap(partial(Record, topic, partition), fields)
@@ -277,20 +279,20 @@ class RecordDecoder:
 
 def _raw_records(plain: memoryview | bytes | bytearray | None) -> Iterator[object]:
     """Return the records of a batch of format 2, decoded by aiokafka."""
-    # Imported here, because the import of aiokafka takes 0.1 s and the compiled decoder does not need it.
+    # aiokafka is imported only if the compiled decoder is not used, because the import takes 0.1 s.
     from aiokafka.record.default_records import DefaultRecordBatch  # noqa: PLC0415
 
     return cast("Iterator[object]", DefaultRecordBatch(plain))  # type: ignore[arg-type]  # it takes any buffer
 
 
 def split(records: memoryview) -> list[RecordBatch]:
-    """Return the batches of a record set, without an incomplete batch at its end, which the protocol allows.
+    """Return the batches of a record set; ignore an incomplete batch at its end, which the protocol allows.
 
     Raises:
         MalformedMessageError: the length of a batch is invalid.
     """
     batches = []
-    records = _copied_if_small(records)
+    records = _copy_if_small(records)
     at, end = 0, len(records)
     while end - at >= _PREFIX.size:
         base_offset, length, leader_epoch, magic = _PREFIX.unpack_from(records, at)
@@ -307,7 +309,8 @@ def split(records: memoryview) -> list[RecordBatch]:
     return batches
 
 
-def _copied_if_small(records: memoryview) -> memoryview:
+def _copy_if_small(records: memoryview) -> memoryview:
+    """Copy a record set that is small compared to its frame; return a larger one unchanged."""
     frame_size = memoryview(records.obj).nbytes
     if frame_size > _LARGE_FRAME and len(records) * _FRAME_TO_RECORDS < frame_size:
         return memoryview(bytes(records))

@@ -1,4 +1,4 @@
-"""Facts about brokers and controllers, which are requested concurrently and with time limits."""
+"""Facts about brokers and controllers, requested from all brokers at once and with time limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["ReachedCluster", "reach_bootstrap", "reach_brokers", "reason_and_adv
 _MAX_CONCURRENT = 32
 """Maximum number of brokers to which connections are opened at the same time."""
 _CLOCK_READINGS = 3
-"""Number of readings of the controller's clock, of which the most precise one is used."""
+"""Number of times that the controller's clock is read; the most precise reading is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ async def reach_brokers(
 
     Args:
         cluster: a connected cluster.
-        bootstrap: facts about the addresses of ``bootstrap_servers``, which are part of the result.
+        bootstrap: facts about the addresses of ``bootstrap_servers``, to include in the result.
         timeout_s: maximum time of each request, in seconds.
-        now_ms: returns this host's time, in milliseconds since 1970.
+        now_ms: function that returns this host's time, in milliseconds since 1970.
     """
     nodes = sorted(cluster.topology.brokers)
     brokers = await _reach_all([cluster.broker(node_id) for node_id in nodes], timeout_s)
@@ -111,7 +111,7 @@ async def _reach(broker: Broker, timeout_s: float) -> BrokerFacts:
         return replace(facts, failure=f"no answer within {timeout_s:.0f} s")
     except TailraceError as error:
         reason, advice = reason_and_advice(error, broker.address)
-        # Advice about connections is left out, because the findings contain their own.
+        # Advice about connections is left out, because the findings contain advice of their own.
         is_other = isinstance(error, AuthenticationError | UnsupportedVersionError | ConfigurationError)
         return replace(facts, failure=reason, hint=advice if is_other else "")
     versions = connection.broker_versions
@@ -127,7 +127,7 @@ async def _reach(broker: Broker, timeout_s: float) -> BrokerFacts:
 def reason_and_advice(error: TailraceError, address: str = "") -> tuple[str, str]:
     """Split the message of an error into the reason and the advice after " - ".
 
-    With ``address``, the reason begins with the address exactly once.
+    With ``address``, the reason begins with the address, which is not repeated if it is there already.
     """
     reason, _, advice = str(error).partition(" - ")
     return (reason if not address else f"{address}: {reason.removeprefix(f'{address}: ')}"), advice

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 from tailrace.admin.diagnosis.brokers import ReachedCluster, reach_bootstrap, reach_brokers, reason_and_advice
-from tailrace.admin.diagnosis.groups import GroupLook, group_facts, log_sizes, look_at_group
+from tailrace.admin.diagnosis.groups import GroupState, group_facts, log_sizes, read_group_state
 from tailrace.admin.diagnosis.topics import all_topics, named_topics, topics_with_settings
 from tailrace.config import ConsumerConfig
 from tailrace.core.diagnosis.brokers import ClusterFacts, broker_findings
@@ -37,10 +37,10 @@ _OFFSETS_TOPIC = "__consumer_offsets"
 
 
 class _Checks:
-    """Report of the findings, and requests with a time limit whose failures are findings.
+    """Reports findings, and runs requests with a time limit; the failure of a request becomes a finding.
 
     Args:
-        report: called with findings.
+        report: function that is called with findings.
         request_s: maximum time of a request, in seconds.
     """
 
@@ -48,7 +48,7 @@ class _Checks:
         self.report, self.request_s = report, request_s
 
     async def result(self, what: str, attempt: Coroutine[Any, Any, ResultT]) -> ResultT | None:
-        """Return the result of ``attempt``; if it failed, report that ``what`` was not checked and return None."""
+        """Return the result of ``attempt``; if it fails, report that ``what`` was not checked, and return None."""
         try:
             async with asyncio.timeout(self.request_s):
                 return await attempt
@@ -77,12 +77,12 @@ async def examine(  # noqa: PLR0913 - all settings of an examination
 
     Args:
         config: options of the connections.
-        needs_of: called with the names of all topics; returns the topics and groups to check.
+        needs_of: function that is called with the names of all topics, and returns the topics and groups to check.
         commands: command lines that the findings recommend.
-        report: called with the findings of each section.
-        now_ms: returns this host's time, in milliseconds since 1970.
-        timeout_s: maximum time of the examination in seconds, without ``interval_s``.
-        interval_s: time after which the state of groups is read again, in seconds, to see if they make progress.
+        report: function that is called with the findings of each section.
+        now_ms: function that returns this host's time, in milliseconds since 1970.
+        timeout_s: maximum time of the examination, in seconds; ``interval_s`` is added to it.
+        interval_s: time in seconds after which the state of groups is read again, to see whether offsets change.
     """
     checks = _Checks(report, min(timeout_s, _REQUEST_S))
     try:
@@ -119,7 +119,7 @@ async def _examine(  # noqa: PLR0913, PLR0917 - the parameters of examine
 
 
 class _TopicsAndGroups:
-    """Examination of topics and groups, after that of the brokers."""
+    """Examination of topics and groups, which follows the examination of the brokers."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - results of earlier sections
         self,
@@ -140,16 +140,16 @@ class _TopicsAndGroups:
 
     async def examine(self, interval_s: float) -> None:
         loop = asyncio.get_running_loop()
-        looked_at = loop.time()
-        looks = await self._looks(self._needs.groups)
-        topics = await self._topics({name for look in looks.values() for name in look.topics})
-        later: dict[str, GroupLook] = {}
-        if stalling := [one for one in self._needs.groups if looks[one.group_id].may_stall]:
-            await asyncio.sleep(max(0.0, looked_at + interval_s - loop.time()))
-            later = await self._looks(stalling)
-        interval_ms = (loop.time() - looked_at) * 1000
+        read_at = loop.time()
+        states = await self._group_states(self._needs.groups)
+        topics = await self._topics({name for state in states.values() for name in state.topics})
+        later: dict[str, GroupState] = {}
+        if stalling := [one for one in self._needs.groups if states[one.group_id].may_stall]:
+            await asyncio.sleep(max(0.0, read_at + interval_s - loop.time()))
+            later = await self._group_states(stalling)
+        interval_ms = (loop.time() - read_at) * 1000
         for need in self._needs.groups:
-            facts = await self._facts(looks[need.group_id], later.get(need.group_id), topics, interval_ms)
+            facts = await self._facts(states[need.group_id], later.get(need.group_id), topics, interval_ms)
             self._checks.report(group_findings(facts, need, self._commands))
 
     async def _topics(self, group_topics: Collection[str]) -> Mapping[str, TopicFacts]:
@@ -189,34 +189,34 @@ class _TopicsAndGroups:
         )
         return {name: replace(topics[name], records=size) for name, size in (sizes or {}).items()}
 
-    async def _looks(self, groups: Sequence[GroupNeeds]) -> dict[str, GroupLook]:
+    async def _group_states(self, groups: Sequence[GroupNeeds]) -> dict[str, GroupState]:
         if groups and await self._has_no_groups():
             return {
-                one.group_id: GroupLook(GroupFacts(one.group_id, is_missing=True), has_coordinator=False)
+                one.group_id: GroupState(GroupFacts(one.group_id, is_missing=True), has_coordinator=False)
                 for one in groups
             }
-        return {one.group_id: await self._look(one) for one in groups}
+        return {one.group_id: await self._group_state(one) for one in groups}
 
-    async def _look(self, need: GroupNeeds) -> GroupLook:
+    async def _group_state(self, need: GroupNeeds) -> GroupState:
         bound_s = self._checks.request_s
         try:
             async with asyncio.timeout(bound_s):
-                return await look_at_group(self._cluster, need.group_id, need.topics, self._node_ids, bound_s)
+                return await read_group_state(self._cluster, need.group_id, need.topics, self._node_ids, bound_s)
         except TimeoutError:
             failure = f"no answer within {bound_s:.0f} s"
         except TailraceError as error:
             failure = reason_and_advice(error)[0]
-        return GroupLook(GroupFacts(need.group_id, failure=failure))
+        return GroupState(GroupFacts(need.group_id, failure=failure))
 
     async def _has_no_groups(self) -> bool:
-        """Return True if no group has ever been used, so that the lookup of a coordinator would create a topic."""
+        """Return True if the cluster has never had a group: the lookup of a coordinator would create a topic."""
         if _OFFSETS_TOPIC in self._names:
             return False
         found = await self._checks.result("groups", named_topics(self._cluster, [_OFFSETS_TOPIC]))
         return found is not None and found[_OFFSETS_TOPIC].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     async def _facts(
-        self, first: GroupLook, second: GroupLook | None, topics: Mapping[str, TopicFacts], interval_ms: float
+        self, first: GroupState, second: GroupState | None, topics: Mapping[str, TopicFacts], interval_ms: float
     ) -> GroupFacts:
         return await group_facts(
             self._cluster,

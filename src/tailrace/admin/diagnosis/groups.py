@@ -1,7 +1,7 @@
 """Facts about groups.
 
-The state of a group is read once or, to see whether its offsets change, twice; a ``GroupLook`` contains the state at
-one time. If a leader or coordinator does not answer, the facts that it would return are missing, and nothing is raised.
+The state of a group is read once, or twice to see whether its offsets change. If a leader or coordinator does not
+answer, the facts that it would return are missing, and no exception is raised.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequ
 from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED
 from tailrace.records import TopicPartition
 
-__all__ = ["GroupLook", "group_facts", "log_sizes", "look_at_group"]
+__all__ = ["GroupState", "group_facts", "log_sizes", "read_group_state"]
 
 _OFFSETS_RETENTION = "offsets.retention.minutes"
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLook:
+class GroupState:
     """State of a group at one time."""
 
     facts: GroupFacts
@@ -48,7 +48,7 @@ class GroupLook:
     partitions: Collection[TopicPartition] = ()
     """Partitions of the topics that the group reads or has committed offsets for."""
     has_coordinator: bool = True
-    """False if no group has ever been used. A lookup of a coordinator would then create ``__consumer_offsets``."""
+    """False if the cluster has never had a group: the lookup of a coordinator would create ``__consumer_offsets``."""
 
     @property
     def topics(self) -> frozenset[str]:
@@ -57,7 +57,7 @@ class GroupLook:
 
     @property
     def may_stall(self) -> bool:
-        """True if a member owns a partition that has records to read, so that a second look can show progress."""
+        """True if a member has records to read, so that a second reading of the state can show progress."""
         if self.group is None:
             return False
         return any(
@@ -66,9 +66,9 @@ class GroupLook:
         )
 
 
-async def look_at_group(
+async def read_group_state(
     cluster: Cluster, group_id: str, topics: Collection[str], node_ids: Collection[int], timeout_s: float
-) -> GroupLook:
+) -> GroupState:
     """Return the current state of a group.
 
     Args:
@@ -83,13 +83,13 @@ async def look_at_group(
         group = await describe_group(cluster, group_id, timeout_s=timeout_s)
         committed = await committed_offsets(cluster, group_id, timeout_s=timeout_s)
     except UnknownGroupError:
-        return GroupLook(replace(facts, is_missing=True))
+        return GroupState(replace(facts, is_missing=True))
     except GroupAuthorizationFailedError:
-        return GroupLook(replace(facts, is_forbidden=True))
+        return GroupState(replace(facts, is_forbidden=True))
     except NotAConsumerGroupError as error:
-        return GroupLook(replace(facts, failure=reason_and_advice(error)[0]))
+        return GroupState(replace(facts, failure=reason_and_advice(error)[0]))
     except TailraceError as error:
-        return GroupLook(replace(facts, failure=reason_and_advice(error)[0]))
+        return GroupState(replace(facts, failure=reason_and_advice(error)[0]))
     read = {one.topic for one in (*committed, *group.owners)} | {t for one in group.members for t in one.topics}
     with watched_topics(cluster, read | set(topics)):
         await cluster.refresh()
@@ -107,13 +107,13 @@ async def look_at_group(
         members=[MemberFacts(one.member_id, str(one), one.topics, len(one.partitions)) for one in group.members],
         has_pattern=any(one.pattern for one in group.members),
     )
-    return GroupLook(facts, group, committed, begins, ends, sorted({*partitions, *committed}))
+    return GroupState(facts, group, committed, begins, ends, sorted({*partitions, *committed}))
 
 
 async def log_sizes(
     cluster: Cluster, topics: Mapping[str, int], node_ids: Collection[int], timeout_s: float
 ) -> dict[str, int]:
-    """Return the number of offsets in the log of each topic; ``topics`` has the number of partitions by name."""
+    """Return the number of offsets in the logs of each topic; ``topics`` maps names to numbers of partitions."""
     wanted = [TopicPartition(name, number) for name, count in topics.items() for number in range(count)]
     with watched_topics(cluster, topics):
         await cluster.refresh()
@@ -128,7 +128,7 @@ async def log_sizes(
 async def _offsets(
     cluster: Cluster, wanted: Mapping[TopicPartition, int], node_ids: Collection[int], timeout_s: float
 ) -> dict[TopicPartition, int]:
-    """Return the offsets at the timestamps ``wanted``, for the partitions whose leaders answer."""
+    """Return the offsets at the timestamps ``wanted``; partitions whose leaders do not answer are missing."""
     found: dict[TopicPartition, int] = {}
     isolation_level = int(cluster.config.isolation_level == "read_committed")
     by_leader: dict[int, list[ListOffsetsPartition]] = {}
@@ -153,8 +153,8 @@ async def _offsets(
 
 async def group_facts(  # noqa: PLR0913 - results of earlier steps
     cluster: Cluster,
-    first: GroupLook,
-    second: GroupLook | None,
+    first: GroupState,
+    second: GroupState | None,
     topics: Mapping[str, TopicFacts],
     *,
     interval_ms: float,
@@ -210,8 +210,8 @@ async def group_facts(  # noqa: PLR0913 - results of earlier steps
 
 def _partition(
     one: TopicPartition,
-    first: GroupLook,
-    last: GroupLook,
+    first: GroupState,
+    last: GroupState,
     ages: Mapping[TopicPartition, float],
     topics: Mapping[str, TopicFacts],
 ) -> PartitionFacts:
@@ -232,8 +232,8 @@ def _partition(
     )
 
 
-def _owner(look: GroupLook, one: TopicPartition) -> str:
-    member = None if look.group is None else look.group.owners.get(one)
+def _owner(state: GroupState, one: TopicPartition) -> str:
+    member = None if state.group is None else state.group.owners.get(one)
     return "" if member is None else member.member_id
 
 
@@ -243,20 +243,20 @@ def _commit(committed: GroupOffset | None) -> Commit | None:
 
 async def _ages(  # noqa: PLR0913, PLR0917 - results of earlier steps
     cluster: Cluster,
-    look: GroupLook,
+    state: GroupState,
     topics: Mapping[str, TopicFacts],
     now_ms: int,
     node_ids: Collection[int],
     timeout_s: float,
 ) -> dict[TopicPartition, float]:
-    """Return the age of the oldest unread record of partitions, as a fraction of the topic's ``retention.ms``.
+    """Return the partitions whose oldest unread record is old, with ``OLD`` or ``VERY_OLD``.
 
-    The age is ``VERY_OLD`` or ``OLD``; partitions with younger records are missing.
+    ``OLD`` and ``VERY_OLD`` are fractions of the topic's ``retention.ms``: the record is at least that old.
     """
     unread = {
         one: committed.offset
-        for one, committed in look.committed.items()
-        if look.ends.get(one, 0) > committed.offset
+        for one, committed in state.committed.items()
+        if state.ends.get(one, 0) > committed.offset
         if (topic := topics.get(one.topic)) is not None
         if topic.settings and topic.is_deleted_by_age and topic.number("retention.ms") > 0
     }
