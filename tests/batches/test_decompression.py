@@ -11,7 +11,7 @@ import cramjam
 import pytest
 
 from tailrace.batches import decompression
-from tailrace.batches.decompression import decompressed
+from tailrace.batches.decompression import decompress
 from tailrace.batches.record_batch import split
 from tailrace.errors import MalformedMessageError
 from tests.support.protocol.built_batches import GZIP, LZ4, SNAPPY, ZSTD, SentRecord, batch, old_batch
@@ -81,13 +81,13 @@ def test_a_size_in_a_header_is_not_trusted():
     gzip[-4:] = struct.pack("<I", 5)
 
     with pytest.raises(cramjam.DecompressionError):
-        decompressed(GZIP, memoryview(gzip), 2 * MIB)
-    assert decompressed(GZIP, memoryview(gzip), MIB // 2) is None
+        decompress(GZIP, memoryview(gzip), 2 * MIB)
+    assert decompress(GZIP, memoryview(gzip), MIB // 2) is None
     # Ten bytes that claim four gigabytes.
     snappy = memoryview(b"\xff\xff\xff\xff\x0f" + bytes(5))
-    assert decompressed(SNAPPY, snappy, LIMIT) is None
+    assert decompress(SNAPPY, snappy, LIMIT) is None
     blocks = b"\x82SNAPPY\0" + bytes(8) + (struct.pack(">i", 10) + bytes(snappy)) * 3
-    assert decompressed(SNAPPY, memoryview(blocks), LIMIT) is None
+    assert decompress(SNAPPY, memoryview(blocks), LIMIT) is None
 
 
 @pytest.mark.parametrize(
@@ -107,19 +107,19 @@ def test_error_texts_do_not_matter(codec, plain, monkeypatch):
     monkeypatch.setitem(decompression._STREAMS, CODECS[codec], reworded)
     packed = bytes(getattr(cramjam, codec).compress(plain))
 
-    assert decompressed(CODECS[codec], memoryview(packed), LIMIT) == plain
-    assert decompressed(CODECS[codec], memoryview(packed), len(plain) - 1) is None
+    assert decompress(CODECS[codec], memoryview(packed), LIMIT) == plain
+    assert decompress(CODECS[codec], memoryview(packed), len(plain) - 1) is None
     with pytest.raises(cramjam.DecompressionError):
-        decompressed(CODECS[codec], memoryview(b"none of this" * 10), LIMIT)
+        decompress(CODECS[codec], memoryview(b"none of this" * 10), LIMIT)
 
 
 def test_concatenated_streams_are_read():
     """The limit applies to all of them together."""
     for name in ("gzip", "lz4", "zstd"):
         packed = bytes(getattr(cramjam, name).compress(bytes(50_000)))
-        assert decompressed(CODECS[name], memoryview(packed * 2), 100_000, b"ab") == b"ab" + bytes(100_000)
-        assert decompressed(CODECS[name], memoryview(packed * 2), 99_999) is None
-    assert decompressed(GZIP, memoryview(zlib.compress(b"x", wbits=31)), 1) == b"x"
+        assert decompress(CODECS[name], memoryview(packed * 2), 100_000, b"ab") == b"ab" + bytes(100_000)
+        assert decompress(CODECS[name], memoryview(packed * 2), 99_999) is None
+    assert decompress(GZIP, memoryview(zlib.compress(b"x", wbits=31)), 1) == b"x"
 
 
 @pytest.mark.parametrize("cut", [1, 8, 9, 20])
@@ -127,14 +127,14 @@ def test_a_truncated_gzip_stream_is_invalid(cut):
     """A stream that lacks bytes of its trailer or of its content raises, and is not delivered in part."""
     packed = zlib.compress(bytes(range(256)) * 100, wbits=31)
     with pytest.raises(cramjam.DecompressionError):
-        decompressed(GZIP, memoryview(packed)[:-cut], LIMIT)
+        decompress(GZIP, memoryview(packed)[:-cut], LIMIT)
 
 
 @pytest.mark.parametrize("length", [-4, -1, 11, 1 << 30])
 def test_invalid_lengths_of_snappy_blocks_are_malformed(length):
     """A block of Java's snappy that exceeds the batch neither loops nor crashes."""
     with pytest.raises(MalformedMessageError):
-        decompressed(SNAPPY, memoryview(b"\x82SNAPPY\0" + bytes(8) + struct.pack(">i", length) + bytes(10)), LIMIT)
+        decompress(SNAPPY, memoryview(b"\x82SNAPPY\0" + bytes(8) + struct.pack(">i", length) + bytes(10)), LIMIT)
 
 
 def test_many_small_messages_of_an_old_format_are_read_one_by_one():
