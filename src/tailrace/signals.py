@@ -50,11 +50,11 @@ def handle_signals(
 ) -> Iterator[None]:
     """Install signal handlers for the duration of a context.
 
-    Each caller is a listener. The first signal calls ``on_first`` of all listeners in the process: in the event loop of
-    a listener that has a running loop, else in the signal handler. A second signal calls each ``on_second`` in the
-    signal handler, and ends the process. If no listener has ``on_second``, the second signal has the default action of
-    the operating system, which ends the process even while the event loop is blocked. When the last listener leaves the
-    context, the previous handlers are restored.
+    Each caller is a listener of the signals ``numbers``. The first signal calls ``on_first`` of all its listeners: in
+    the event loop that was running when ``handle_signals`` was called, or without a loop in the signal handler itself.
+    A second signal calls each ``on_second`` in the signal handler, and ends the process. If no listener has
+    ``on_second``, the second signal has the default action of the operating system, which ends the process even while
+    the event loop is blocked. When the last listener leaves the context, the previous handlers are restored.
 
     Only the main thread can install handlers. A listener in another thread is called only if a listener in the main
     thread has installed the handler of the same signal.

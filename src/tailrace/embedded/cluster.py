@@ -1,6 +1,6 @@
 """Embedded Kafka cluster for the duration of a ``with`` block.
 
-The first of these that is available provides the brokers:
+The brokers come from the first of these sources that can be used:
 
 1. an external cluster: running brokers, if the environment variable ``TAILRACE_TEST_BOOTSTRAP_SERVERS`` has their
    addresses. The cluster must be for tests only, because tests create and delete topics;

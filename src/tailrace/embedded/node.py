@@ -66,9 +66,9 @@ class BrokerNode:
 
     @property
     def is_listening(self) -> bool:
-        """True if the client listener is open, which may be later than the broker joins the cluster.
+        """True if the client listener is open; a broker may join the cluster before it opens this listener.
 
-        A connection to the port would not prove it: another process may listen on the port, and this broker then exits.
+        A connection to the port would not prove that the broker listens, because another process may use the port.
         """
         import psutil  # noqa: PLC0415 - an extra
 

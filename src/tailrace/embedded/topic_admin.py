@@ -47,8 +47,8 @@ class TopicAdmin:
     """Creates, changes and deletes topics.
 
     Args:
-        addresses: function that returns the hosts and ports of the running brokers: of the INTERNAL listeners of
-            embedded brokers.
+        addresses: function that returns the hosts and ports of the running brokers. For embedded brokers, these are
+            the ports of the INTERNAL listeners.
         timeout_s: time after which a method that still waits raises KafkaServerError.
     """
 
