@@ -17,7 +17,7 @@ def split_address(address: str, where: str = "bootstrap_servers", *, default_por
     Port 0 is valid only with ``default_port=0``.
 
     Raises:
-        ConfigurationError: The address is invalid; the message starts with ``where``.
+        ConfigurationError: the address is invalid; the message starts with ``where``.
     """
     found = _ADDRESS.fullmatch(address.strip())
     host, port = (found["v6"] or found["host"], int(found["port"] or default_port)) if found else ("", -1)

@@ -20,7 +20,7 @@ def check_combinations(config: ConsumerConfig, set_names: Collection[str]) -> No
         set_names: names of the options that an argument or an environment variable has set.
 
     Raises:
-        ConfigurationError: Options contradict each other; the message names them.
+        ConfigurationError: options contradict each other; the message names them.
     """
     if config.heartbeat_interval_ms >= config.session_timeout_ms:
         raise ConfigurationError(

@@ -74,7 +74,7 @@ assigned partitions are fetched.
 OffsetCommitCallback: TypeAlias = Callable[
     [Mapping[TopicPartition, OffsetAndMetadata], Exception | None], Awaitable[None] | None
 ]
-"""``async def callback(offsets, error)``, or a plain function; called after each commit. ``error`` may be None."""
+"""``async def callback(offsets, error)``, or a plain function; ``error`` is None if the commit succeeded."""
 
 
 class EventHook(Protocol):
@@ -124,9 +124,9 @@ def _option(  # noqa: PLR0913 - one row of a table
     """Declare an option.
 
     Args:
-        default: Default value.
-        at_least: Minimum of a number; None for no minimum.
-        at_most: Maximum of a number; None for no maximum. The default is that of a 32-bit integer, as in Kafka.
+        default: default value.
+        at_least: minimum of a number; None for no minimum.
+        at_most: maximum of a number; None for no maximum. The default is that of a 32-bit integer, as in Kafka.
         secret: True to leave the value out of ``repr`` and of error messages.
         is_object: True if the value is a Python object, which the environment and the command line cannot set.
         classic: True if the option cannot be set with ``group_protocol="consumer"``.

@@ -43,11 +43,11 @@ def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> 
     """Check that options exist.
 
     Args:
-        options: Options by name.
-        of_app: Names of the options that only ``App`` and its handlers take.
+        options: options by name.
+        of_app: names of the options that only ``App`` and its handlers take.
 
     Raises:
-        ConfigurationError: An option does not exist; the message names a similar option if there is one.
+        ConfigurationError: an option does not exist; the message names a similar option if there is one.
     """
     for name in options:
         if name in _FIELDS:
@@ -74,7 +74,7 @@ def resolve(options: Mapping[str, object], environ: Mapping[str, str] | None = N
     """Return the values of all options, from the arguments ``options``, environment variables and defaults.
 
     Raises:
-        ConfigurationError: An option is unknown, has an invalid value, or contradicts another.
+        ConfigurationError: an option is unknown, has an invalid value, or contradicts another.
     """
     check_names(options)
     environ = os.environ if environ is None else environ
@@ -97,7 +97,7 @@ def with_changes(config: ConsumerConfig, options: Mapping[str, object]) -> Consu
     """Return a copy of ``config`` with the values of ``options``, for ``Consumer.reconfigure``.
 
     Raises:
-        ConfigurationError: An option is unknown, has an invalid value, contradicts another, or cannot be changed while
+        ConfigurationError: an option is unknown, has an invalid value, contradicts another, or cannot be changed while
             a consumer runs.
     """
     check_names(options)
@@ -118,7 +118,7 @@ def _fill_in_template(template: str, environ: Mapping[str, str]) -> str:
     """Return the ``group_instance_id`` for a template that may contain ``{hostname}``, ``{worker}`` and ``{pid}``.
 
     Raises:
-        ConfigurationError: The template or the name that results from it is invalid.
+        ConfigurationError: the template or the name that results from it is invalid.
     """
     known = {"hostname": platform.node(), "worker": environ.get("TAILRACE_WORKER", "0"), "pid": str(os.getpid())}
     try:
@@ -138,7 +138,7 @@ def parse_option(name: str, text: str, where: str) -> object:
     """Return the value of an option that is given as text on a command line, after ``where``, such as ``--set``.
 
     Raises:
-        ConfigurationError: The option is unknown, has an invalid value, or takes a Python object.
+        ConfigurationError: the option is unknown, has an invalid value, or takes a Python object.
     """
     check_names({name: text})
     return _convert(name, _parse(name, text, f"{where} {name}"), f"{where} {name}")
@@ -148,7 +148,7 @@ def _from_environment(name: str, environ: Mapping[str, str]) -> tuple[str, str] 
     """Return the variable that sets an option, and the text of the value; None if no variable sets the option.
 
     Raises:
-        ConfigurationError: The file of a variable with the suffix ``_FILE`` cannot be read.
+        ConfigurationError: the file of a variable with the suffix ``_FILE`` cannot be read.
     """
     variable = PREFIX + name.upper()
     if variable in environ:
@@ -186,7 +186,7 @@ def _convert(name: str, value: object, where: str) -> object:
     """Convert ``value`` to the type of an option, and check its range.
 
     Raises:
-        ConfigurationError: The value is invalid; the message starts with ``where``, the source of the value.
+        ConfigurationError: the value is invalid; the message starts with ``where``, the source of the value.
     """
     metadata = _FIELDS[name].metadata
     if name == "partition_assignment_strategy":

@@ -28,7 +28,7 @@ def check_variables(environ: Mapping[str, str], options: Collection[str]) -> Non
     """Check the names of environment variables with the prefix ``TAILRACE_``; log one warning for each unknown name.
 
     Raises:
-        ConfigurationError: A variable is probably misspelled; the message has the variable of the most similar option.
+        ConfigurationError: a variable is probably misspelled; the message has the variable of the most similar option.
     """
     for variable in environ:
         name = variable.removeprefix(PREFIX)
