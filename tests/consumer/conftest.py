@@ -21,7 +21,7 @@ def quick_server() -> Iterator[KafkaServer]:
 
 @pytest.fixture
 def proxied_server(quick_server) -> Iterator[KafkaServer]:
-    """Provide that broker for one test, which sees only its own frames; the proxy is restored after the test."""
+    """Provide the broker ``quick_server`` with no recorded frames, and restore its proxy after the test."""
     quick_server.proxy.frames.clear()
     yield quick_server
     quick_server.proxy.restore()
@@ -29,13 +29,13 @@ def proxied_server(quick_server) -> Iterator[KafkaServer]:
 
 @pytest.fixture
 def witness_of(proxied_server) -> ProxiedBroker:
-    """Provide that broker with members of the classic protocol."""
+    """Provide ``quick_server`` with members of the classic protocol."""
     return ProxiedBroker(proxied_server)
 
 
 @pytest.fixture
 def quick(proxied_server) -> Kip848Broker:
-    """Provide that broker with members of the consumer protocol."""
+    """Provide ``quick_server`` with members of the consumer protocol."""
     return Kip848Broker(proxied_server)
 
 
@@ -48,7 +48,7 @@ def observed_server() -> Iterator[KafkaServer]:
 
 @pytest.fixture
 def kafka(observed_server) -> Iterator[ProxiedBroker]:
-    """Provide that broker for one test, which sees only its own frames; the proxy is restored after the test."""
+    """Provide the broker ``observed_server`` with no recorded frames, and restore its proxy after the test."""
     observed_server.proxy.frames.clear()
     yield ProxiedBroker(observed_server)
     observed_server.proxy.restore()
@@ -56,7 +56,7 @@ def kafka(observed_server) -> Iterator[ProxiedBroker]:
 
 @pytest.fixture(scope="session")
 def killed_server() -> Iterator[KafkaServer]:
-    """Start a broker that tests may kill; these tests share one xdist_group, so that there is one."""
+    """Start a broker that tests may kill; these tests share one xdist_group, so that they run one after another."""
     with KafkaServer(config=QUICK) as server:
         server.create_topic("always-there", 2)
         yield server
@@ -64,7 +64,7 @@ def killed_server() -> Iterator[KafkaServer]:
 
 @pytest.fixture
 def own_server(killed_server) -> KafkaServer:
-    """Provide that broker, running."""
+    """Provide the broker ``killed_server``, running."""
     if not killed_server.node.is_running:
         killed_server.restart()
     return killed_server
@@ -72,7 +72,7 @@ def own_server(killed_server) -> KafkaServer:
 
 @pytest.fixture
 def new_consumer(kafka_server) -> Callable[..., Consumer]:
-    """Return a function that creates consumers of the shared broker; the test starts them by ``async with``."""
+    """Return a function that creates consumers of the shared broker, which the test starts by ``async with``."""
 
     def make(*topics: str, **options: object) -> Consumer:
         return Consumer(*topics, **{"bootstrap_servers": kafka_server.bootstrap_servers, **options})

@@ -1,4 +1,4 @@
-"""Defects of an earlier asyncio client, B0 to B18 as its users reported them: none can happen here.
+"""Defects B0 to B18 of an earlier asyncio client, as its users reported them.
 
 Bn in a test's name is its number in docs/explanation/design.md, "Defects of an earlier client".
 """
@@ -50,7 +50,7 @@ async def read(consumer, count):
 @pytest.mark.parametrize("code", [14, 15, 16])
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 async def test_b0_a_group_level_error_is_not_a_missing_commit(witness_of, group, code, reset):
-    """OffsetFetch answered with an error beside an empty list is retried; there is no reset."""
+    """A request for committed offsets that fails as a whole is retried and causes no reset."""
     topic, events = witness_of.topic_with(20), EventRecorder()
     options = {"group_id": group, "auto_offset_reset": reset, "hooks": [events]}
     await commit_ten(witness_of, topic, group)
@@ -67,7 +67,7 @@ async def test_b0_a_group_level_error_is_not_a_missing_commit(witness_of, group,
 
 
 async def test_b0_a_partition_missing_from_the_response_is_requested_again(witness_of, group):
-    """A response without an error that omits a partition does not mean "nothing committed"."""
+    """A partition that the response to an offset fetch omits is requested again."""
     topic = witness_of.topic_with(20)
     await commit_ten(witness_of, topic, group)
 
@@ -77,7 +77,7 @@ async def test_b0_a_partition_missing_from_the_response_is_requested_again(witne
 
 
 async def test_b2_heartbeats_continue_and_nothing_is_fetched_during_a_callback(witness_of, group):
-    """On the wire: join, then heartbeats; the first Fetch only after the callback, and from its override."""
+    """During a rebalance callback heartbeats continue, and the first fetch starts at its override."""
     topic, proxy = witness_of.topic_with(20), witness_of.proxy
     seen = {}
 
@@ -97,7 +97,7 @@ async def test_b2_heartbeats_continue_and_nothing_is_fetched_during_a_callback(w
 
 
 async def test_b3_a_canceled_getone_loses_no_record(witness_of, group):
-    """Canceled at any moment, it takes no record with it, and the next reader gets no error of two readers."""
+    """getone() that is canceled at any moment loses no record, and the next call succeeds."""
     topic, got = witness_of.topic_with(100), []
 
     async with witness_of.consumer(topic, group_id=group, max_queued_records=7) as consumer:
@@ -118,7 +118,7 @@ async def test_b3_a_canceled_getone_loses_no_record(witness_of, group):
 
 
 async def test_b3_a_canceled_getone_does_not_switch_the_poll_check_off(witness_of, group):
-    """Without another poll after a canceled getone(), max_poll_interval_ms applies."""
+    """After a canceled getone(), a consumer that is not polled leaves after max_poll_interval_ms."""
     topic, events = witness_of.topic(), EventRecorder()
     options = {"max_poll_interval_ms": 1_000, "heartbeat_interval_ms": 200, "hooks": [events]}
 
@@ -136,7 +136,7 @@ async def test_b3_a_canceled_getone_does_not_switch_the_poll_check_off(witness_o
 
 
 async def test_b5_a_join_may_take_longer_than_a_request(witness_of, group):
-    """A JoinGroup held beyond request_timeout_ms is waited for: the coordinator waits for the slowest member."""
+    """A join may take longer than request_timeout_ms and is not sent again."""
     topic, events = witness_of.topic_with(1), EventRecorder()
     options = {"request_timeout_ms": 1_000, "session_timeout_ms": 6_000, "max_poll_interval_ms": 10_000}
 
@@ -153,7 +153,7 @@ async def test_b5_a_join_may_take_longer_than_a_request(witness_of, group):
 
 
 async def test_b5_a_heartbeat_times_out_well_within_the_session(witness_of, group):
-    """One heartbeat without a response costs a third of the session, not the membership."""
+    """A heartbeat without a response times out early enough to keep the membership."""
     topic, events = witness_of.topic_with(2), EventRecorder()
     options = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 300, "hooks": [events]}
 
@@ -170,7 +170,7 @@ async def test_b5_a_heartbeat_times_out_well_within_the_session(witness_of, grou
 
 @pytest.mark.slow
 async def test_b6_a_frozen_broker_does_not_stall_the_others(kafka_cluster, group):
-    """A black-holed broker delays only its own partitions, also if it is not the coordinator."""
+    """A broker that does not answer delays only its own partitions."""
     with_proxies = kafka_cluster(3, proxied=True)
     with_proxies.create_topic("spread", 6, replication_factor=1)
     witness = ProxiedBroker(with_proxies)
@@ -200,9 +200,9 @@ async def test_b6_a_frozen_broker_does_not_stall_the_others(kafka_cluster, group
 
 
 async def test_b7_a_corrupt_batch_raises_until_a_seek_past_it(witness_of, group):
-    """Bytes flipped in the log: the error names the offset until a seek past it; other partitions continue.
+    """A corrupt batch raises CorruptRecordError until a seek past it, and other partitions continue.
 
-    The batch is fetched again first, since the network may have changed it.
+    Before that it is fetched again, since the network may have changed it.
     """
     topic, events = witness_of.topic(2), EventRecorder()
     for n in range(3):
@@ -237,7 +237,7 @@ async def test_b7_a_corrupt_batch_raises_until_a_seek_past_it(witness_of, group)
 
 
 def broken_at(records, offset):
-    """Return the same bytes with one of them flipped, in the batch that begins at ``offset``."""
+    """Return the bytes with one of them flipped in the batch that starts at ``offset``."""
     data, at = bytearray(records), 0
     while at < len(data):
         if int.from_bytes(data[at : at + 8], "big") == offset:
@@ -247,7 +247,7 @@ def broken_at(records, offset):
 
 
 async def test_b7_a_batch_corrupted_by_the_network_is_fetched_again(witness_of, group):
-    """One response with flipped bytes fails its checksum; the next fetch succeeds, and no error is raised."""
+    """A batch with a wrong checksum is fetched again, and no error is raised if it is intact then."""
     topic, events = witness_of.topic_with(10), EventRecorder()
 
     def flip(answer):
@@ -266,7 +266,7 @@ async def test_b7_a_batch_corrupted_by_the_network_is_fetched_again(witness_of, 
 
 @pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
 async def test_b8_a_refused_partition_is_fetched_with_backoff(witness_of, group, code):
-    """While a broker answers NOT_LEADER, fetches follow pauses that double, not the network's speed."""
+    """While a broker refuses a partition, its fetches follow with increasing pauses."""
     topic, events = witness_of.topic_with(10), EventRecorder()
 
     def refuse(answer):
@@ -291,7 +291,7 @@ async def test_b8_a_refused_partition_is_fetched_with_backoff(witness_of, group,
 
 
 async def test_b9_nothing_waits_behind_a_fetch_or_a_join(witness_of, group):
-    """Fetches, joins, heartbeats and commits have connections of their own: a long fetch does not delay a commit."""
+    """Fetches, joins, heartbeats and commits have their own connections, so that none waits for another."""
     topic, events = witness_of.topic_with(1), EventRecorder()
 
     options = {"fetch_max_wait_ms": 10_000, "heartbeat_interval_ms": 200, "hooks": [events], "client_id": group}
@@ -317,7 +317,7 @@ async def test_b9_nothing_waits_behind_a_fetch_or_a_join(witness_of, group):
 
 
 async def test_b14_an_unfinished_record_is_never_committed(witness_of, group):
-    """No commit passes the record in flight: a crash repeats it and loses nothing."""
+    """No automatic commit passes the record in flight."""
     topic = witness_of.topic_with(200)
     options = {"group_id": group, "client_id": group, "auto_commit_interval_ms": 20}
     proxy = witness_of.proxy
@@ -343,7 +343,7 @@ def offset_of(frame):
 
 
 async def test_b18_reading_writes_no_log(witness_of, group, caplog):
-    """At DEBUG, thousands of records in dozens of fetches log no line for records, fetches or heartbeats."""
+    """At level DEBUG, thousands of records and dozens of fetches cause less than ten log lines."""
     topic = witness_of.topic(4)
     for partition in range(4):
         witness_of.produce(topic, (b"x" * 100 for _ in range(2_500)), partition=partition, batch_bytes=4_096)
@@ -363,7 +363,7 @@ async def test_b18_reading_writes_no_log(witness_of, group, caplog):
 
 
 async def test_a_connection_with_responses_out_of_order_is_replaced(witness_of):
-    """A response to another request breaks only its connection: its requests are sent again on a new one."""
+    """After a missing response, the connection is replaced and its requests are sent again."""
     topic, proxy = witness_of.topic_with(3), witness_of.proxy
     options = {"auto_offset_reset": "earliest", "client_id": topic}
 

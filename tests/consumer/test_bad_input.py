@@ -1,4 +1,4 @@
-"""Bad input gets a typed error that says what to do, in bounded time, and leaves nothing running."""
+"""Invalid input raises a typed error with advice, in bounded time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.consumer_group import until
 
 
 async def test_start_raises_for_an_unknown_topic(new_consumer, group):
-    """start() raises within seconds, and looking for the topic does not create it."""
+    """start() raises UnknownTopicError for an unknown topic in bounded time and leaves no task."""
     consumer = new_consumer("no-such-topic", group_id=group)
     began = time.monotonic()
 
@@ -36,7 +36,7 @@ async def test_start_raises_for_an_unknown_topic(new_consumer, group):
 
 
 async def test_the_error_for_a_missing_partition_advises_to_name_another(new_topic, new_consumer):
-    """The topic exists, so that creating it is no advice; the error is an UnknownTopicError, too."""
+    """assign() of a missing partition raises UnknownPartitionError, which advises an existing partition."""
     topic = new_topic()
     async with new_consumer() as consumer:
         with pytest.raises(
@@ -49,13 +49,13 @@ async def test_the_error_for_a_missing_partition_advises_to_name_another(new_top
 
 
 async def test_start_raises_for_an_illegal_topic_name(new_consumer, group):
-    """The error contains the broker's rule for names."""
+    """start() raises InvalidTopicError with Kafka's rule for an illegal topic name."""
     with pytest.raises(InvalidTopicError, match="249 characters"):
         await new_consumer("no spaces, please", group_id=group).start()
 
 
 async def test_start_waits_for_a_topic_created_just_now(witness_of, group):
-    """A topic that is being created has some seconds to appear."""
+    """start() waits some seconds for a topic that is being created."""
     consumer = witness_of.consumer(group, group_id=group, client_id=group)
 
     def asked():
@@ -75,7 +75,7 @@ async def test_start_waits_for_a_topic_created_just_now(witness_of, group):
 
 
 async def test_a_port_without_kafka_is_recognized(group):
-    """A web server on that port is named in the error, which is raised after start_timeout_ms."""
+    """start() at the port of a web server raises an error that names a web server."""
 
     async def answer(reader, writer):
         await reader.read(1_000)
@@ -104,13 +104,13 @@ async def test_a_port_without_kafka_is_recognized(group):
     ],
 )
 def test_invalid_options_raise_in_the_constructor(options, message):
-    """An option that is unknown, has a wrong type or contradicts another is named before anything starts."""
+    """An unknown, invalid or contradictory option raises in the constructor."""
     with pytest.raises(ConfigurationError, match=message):
         Consumer("t", **options)
 
 
 async def test_start_raises_without_bootstrap_servers(monkeypatch):
-    """The error says how to set them."""
+    """start() without bootstrap_servers raises an error that names the environment variable."""
     monkeypatch.delenv("TAILRACE_BOOTSTRAP_SERVERS", raising=False)
 
     with pytest.raises(ConfigurationError, match="TAILRACE_BOOTSTRAP_SERVERS"):
@@ -125,14 +125,14 @@ def test_topics_must_be_names(topics):
 
 
 async def test_max_records_must_be_positive(new_topic, new_consumer):
-    """A batch of no records raises."""
+    """getmany(max_records=0) raises ConfigurationError."""
     async with new_consumer(new_topic()) as consumer:
         with pytest.raises(ConfigurationError, match="max_records"):
             await consumer.getmany(max_records=0)
 
 
 async def test_an_invalid_seek_raises(new_topic, new_consumer, group):
-    """Partitions that are not assigned and negative offsets raise."""
+    """seek() raises for a partition that is not assigned and for a negative offset."""
     topic = new_topic()
     async with new_consumer(topic) as consumer:
         with pytest.raises(ConsumerStateError, match="not assigned"):
@@ -143,7 +143,7 @@ async def test_an_invalid_seek_raises(new_topic, new_consumer, group):
 
 @pytest.mark.parametrize("offset", [-5, 2**63, "3", 1.5, True])
 async def test_invalid_offsets_are_neither_committed_nor_sought(new_topic, new_consumer, group, offset):
-    """Values that a broker would refuse, or read as another number, raise before anything is sent."""
+    """commit() and seek() raise for values that are no valid offset."""
     partition = TopicPartition(new_topic(), 0)
 
     async with new_consumer(partition.topic, group_id=group) as consumer:
@@ -156,7 +156,7 @@ async def test_invalid_offsets_are_neither_committed_nor_sought(new_topic, new_c
 
 
 def test_a_consumer_that_was_never_stopped_warns(new_topic, new_consumer, group):
-    """Without stop(), a ResourceWarning names the consumer, and no task's traceback is logged."""
+    """A consumer that is garbage-collected without stop() emits a ResourceWarning."""
     topic = new_topic()
 
     async def start_only():
@@ -172,7 +172,7 @@ def test_a_consumer_that_was_never_stopped_warns(new_topic, new_consumer, group)
 
 
 async def test_pause_raises_for_anything_but_partitions(new_topic, new_consumer):
-    """A set instead of its members raises, and does not count as a partition that is not assigned."""
+    """pause() and resume() raise for a set in place of partitions."""
     async with new_consumer(new_topic()) as consumer:
         for call in (consumer.pause, consumer.resume):
             with pytest.raises(ConfigurationError, match="a partition must be a TopicPartition"):

@@ -1,4 +1,4 @@
-"""Brokers that die, freeze or refuse: no record is lost, memberships survive within the session, waits are bounded."""
+"""Brokers that die, freeze or refuse: no record is lost, members stay within the session, and waits are bounded."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def consumer_of(server, topic, **options):
 
 @pytest.mark.xdist_group("killed-broker")
 async def test_a_restart_of_the_only_broker_keeps_the_membership(own_server, own_topic, group):
-    """SIGKILL of the only broker, restarted within the session: each record is delivered once, without a rebalance.
+    """If the only broker is killed and restarted within the session, each record is delivered once.
 
-    A member of each protocol stays the same member.
+    No group rebalances, in either protocol.
     """
     Witness(own_server.bootstrap_servers).produce(own_topic, (b"%d" % n for n in range(5_000)))
     groups = {protocol: f"{group}-{protocol}" for protocol in ("classic", "consumer")}
@@ -81,7 +81,7 @@ async def test_a_restart_of_the_only_broker_keeps_the_membership(own_server, own
 
 @pytest.mark.xdist_group("killed-broker")
 async def test_a_broker_frozen_within_the_session_keeps_the_membership(own_server, own_topic, group):
-    """SIGSTOP for less than the session, then SIGCONT: reading continues without repeats or a rebalance."""
+    """If the broker freezes for less than the session, reading continues without repeats or a rebalance."""
     witness, events = Witness(own_server.bootstrap_servers), EventRecorder()
     witness.produce(own_topic, (b"%d" % n for n in range(500)))
     options = {"session_timeout_ms": 20_000, "heartbeat_interval_ms": 500, "hooks": [events]}
@@ -103,7 +103,7 @@ async def test_a_broker_frozen_within_the_session_keeps_the_membership(own_serve
 
 @pytest.mark.xdist_group("killed-broker")
 async def test_stop_is_bounded_with_the_cluster_down(own_server, own_topic, group):
-    """With every broker dead, stop() ends within stop_timeout_ms and leaves no task, in either protocol."""
+    """With all brokers down, stop() ends in bounded time and leaves no task, in either protocol."""
     witness = Witness(own_server.bootstrap_servers)
     witness.produce(own_topic, (b"%d" % n for n in range(10)))
     consumers = [
@@ -126,7 +126,7 @@ async def test_stop_is_bounded_with_the_cluster_down(own_server, own_topic, grou
 
 @pytest.mark.xdist_group("killed-broker")
 async def test_start_waits_for_a_broker_that_starts_later(killed_server, group):
-    """start() retries until start_timeout_ms, so that a service may start before its brokers."""
+    """start() waits for a broker that starts within start_timeout_ms."""
     if killed_server.node.is_running:
         await asyncio.to_thread(killed_server.kill)
     consumer = consumer_of(killed_server, "always-there", group_id=group, start_timeout_ms=60_000)
@@ -141,7 +141,7 @@ async def test_start_waits_for_a_broker_that_starts_later(killed_server, group):
 
 
 async def test_start_raises_if_no_broker_listens(group):
-    """Connection refused: after start_timeout_ms the error names the address and what to check."""
+    """If connections are refused, start() raises after start_timeout_ms with the address and leaves no task."""
     consumer = Consumer("any", bootstrap_servers="127.0.0.1:1", group_id=group, start_timeout_ms=1_000)
     began = time.monotonic()
 
@@ -153,7 +153,7 @@ async def test_start_raises_if_no_broker_listens(group):
 
 
 async def test_start_raises_if_a_port_is_silent(group):
-    """A listener that does not answer within start_timeout_ms: the error names the address."""
+    """If a listener does not answer within start_timeout_ms, start() raises with the address."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = "{}:{}".format(*listening.getsockname())
         consumer = Consumer("any", bootstrap_servers=address, group_id=group, start_timeout_ms=500)
@@ -162,7 +162,7 @@ async def test_start_raises_if_a_port_is_silent(group):
 
 
 async def test_a_canceled_start_leaves_nothing_of_the_consumer_running(group):
-    """Canceling start() ends everything that it started."""
+    """A canceled start() leaves no task."""
     consumer = Consumer("any", bootstrap_servers="127.0.0.1:1", group_id=group)
     starting = asyncio.create_task(consumer.start())
     await asyncio.sleep(0.1)
@@ -174,7 +174,7 @@ async def test_a_canceled_start_leaves_nothing_of_the_consumer_running(group):
 
 
 async def test_repeated_connection_resets_lose_no_record(witness_of, group):
-    """Every connection is reset about every second while 30,000 records are read: each is handled."""
+    """If all connections are reset about every second, each of 30,000 records is handled."""
     topic, events = witness_of.topic(4), EventRecorder()
     witness_of.produce(topic, (b"%d" % n + b"x" * 200 for n in range(30_000)), batch_bytes=16_384)
     options = {"group_id": group, "max_partition_fetch_bytes": 50_000, "hooks": [events]}
@@ -193,7 +193,7 @@ async def test_repeated_connection_resets_lose_no_record(witness_of, group):
 
 
 async def test_a_slow_network_causes_no_rebalance(witness_of, group):
-    """With 100 ms on every frame and slices of a few bytes, records arrive and the membership holds."""
+    """With a delay of 100 ms and a low bandwidth, all records arrive and the group does not rebalance."""
     topic, events = witness_of.topic_with(300), EventRecorder()
     options = {"group_id": group, "session_timeout_ms": 20_000, "heartbeat_interval_ms": 500, "hooks": [events]}
     witness_of.proxy.delay(0.1)
@@ -208,7 +208,7 @@ async def test_a_slow_network_causes_no_rebalance(witness_of, group):
 
 
 async def test_a_cluster_that_moved_is_found_by_bootstrap_servers(witness_of, group):
-    """If all known brokers have moved, bootstrap_servers are used again (KIP-899), and reading continues."""
+    """If no known broker answers, bootstrap_servers are used again (KIP-899), and reading continues."""
     topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
     direct = f"127.0.0.1:{witness_of.server.node.ports.client}"
 
@@ -227,7 +227,7 @@ async def test_a_cluster_that_moved_is_found_by_bootstrap_servers(witness_of, gr
 
 
 async def test_a_background_failure_commits_and_leaves_the_group(quick, group):
-    """The reader gets the error at once; finished records are committed, the member leaves, and nothing hangs."""
+    """After a fatal error of a fetch, polls raise it, finished records are committed and the member leaves."""
     topic, proxy, events = quick.topic_with(10), quick.proxy, EventRecorder()
 
     def without_fetch(answer):  # on new connections; the others continue
@@ -272,7 +272,7 @@ class Witnessing:
 @pytest.mark.parametrize("fault", ["refuse", "black_hole"])
 @pytest.mark.parametrize("phase", [*HELD, "calling back", "reading", "giving back"])
 async def test_b4_stop_is_bounded_in_every_state(witness_of, group, phase, fault):
-    """B4: with the cluster gone, stop() ends within stop_timeout_ms, leaves no task and revokes owned partitions."""
+    """Without brokers, stop() ends in bounded time in each state, and revokes owned partitions (B4)."""
     topic, proxy = witness_of.topic_with(10), witness_of.proxy
     listener = Witnessing(ends=phase != "giving back")
     options = {"stop_timeout_ms": 1_000, "auto_commit_interval_ms": 50, "rebalance_listener": listener}
@@ -305,7 +305,7 @@ async def nothing():
 
 
 async def test_b4_a_clean_stop_revokes_partitions(witness_of, group):
-    """B4: stop() calls on_partitions_revoked after the last commit and before other members own the partitions."""
+    """stop() calls on_partitions_revoked after the last commit and before the member leaves (B4)."""
     topic, revoked = witness_of.topic_with(10), []
 
     class Listener:

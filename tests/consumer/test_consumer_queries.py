@@ -1,4 +1,4 @@
-"""Calls of a consumer that answer a question: assignment, topics, offsets, timestamps; and commits of wrong offsets."""
+"""Queries of a consumer: assignment, topics, offsets and timestamps; and commits of wrong offsets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.consumer_group import until
 
 
 async def test_assigned_waits_for_the_first_assignment(new_topic, new_consumer, group):
-    """The call returns the partitions after the callbacks have returned; a second call returns at once."""
+    """assigned() returns the partitions after on_partitions_assigned has returned."""
     topic = new_topic(3)
     assigned: list[object] = []
 
@@ -45,8 +45,8 @@ async def test_assigned_waits_for_the_first_assignment(new_topic, new_consumer, 
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-async def test_an_empty_assignment_counts(new_topic, new_consumer, group, protocol):
-    """A member for which no partition is left has been assigned none."""
+async def test_assigned_returns_an_empty_assignment(new_topic, new_consumer, group, protocol):
+    """assigned() returns an empty set for a member without partitions."""
     topic = new_topic()
     options = {"group_id": group, "group_protocol": protocol}
 
@@ -56,8 +56,8 @@ async def test_an_empty_assignment_counts(new_topic, new_consumer, group, protoc
             assert len(await second.assigned()) + len(first.assignment()) == 1
 
 
-async def test_without_a_group_the_assignment_is_known(new_topic, new_consumer):
-    """Partitions of a consumer alone, or of ``assign()``, are assigned at once; without either it is an error."""
+async def test_assigned_returns_at_once_without_a_group(new_topic, new_consumer):
+    """Without a group, assigned() returns at once, and raises if nothing is subscribed or assigned."""
     topic = new_topic(2)
     async with new_consumer(topic) as consumer:
         assert len(await consumer.assigned(timeout_ms=0)) == 2
@@ -68,8 +68,8 @@ async def test_without_a_group_the_assignment_is_known(new_topic, new_consumer):
         assert await consumer.assigned() == {TopicPartition(topic, 1)}
 
 
-async def test_assigned_ends_when_the_time_is_over(kafka, group):
-    """Without an answer of the coordinator it raises after ``timeout_ms``; several tasks may wait."""
+async def test_assigned_raises_at_its_timeout(kafka, group):
+    """assigned() raises RequestTimedOutError after timeout_ms, in all tasks that wait."""
     topic = kafka.topic()
     with kafka.proxy.hold_answer(JoinGroupRequest):
         async with kafka.consumer(topic, group_id=group, client_id=group, stop_timeout_ms=1_000) as consumer:
@@ -81,7 +81,7 @@ async def test_assigned_ends_when_the_time_is_over(kafka, group):
 
 
 async def test_assigned_raises_what_ends_the_consumer(kafka, group):
-    """A group that still refuses the member when the time is over is an error of the waiting call."""
+    """assigned() raises the error with which the group refuses the member."""
     topic = kafka.topic()
 
     def refuse(answer):
@@ -95,7 +95,7 @@ async def test_assigned_raises_what_ends_the_consumer(kafka, group):
 
 
 async def test_assigned_ends_with_the_consumer(new_topic, new_consumer, group):
-    """stop() makes it raise, and so does a rebalance callback, which it would wait for."""
+    """assigned() raises when the consumer is stopped, and inside a rebalance callback."""
     topic = new_topic()
     raised: list[TailraceError] = []
 
@@ -121,7 +121,10 @@ async def test_assigned_ends_with_the_consumer(new_topic, new_consumer, group):
 
 
 async def test_topics_and_their_partitions_are_listed(new_topic, new_consumer, group):
-    """The list includes topics that are not read, and internal ones on request; an unknown topic is an error."""
+    """topics() lists all topics, internal ones only with exclude_internal_topics=False.
+
+    partitions_for_topic() returns the partitions of any topic, and raises for an unknown one.
+    """
     mine, other = new_topic(3), new_topic()
     async with new_consumer(mine, group_id=group) as consumer:
         await consumer.assigned()
@@ -137,8 +140,8 @@ async def test_topics_and_their_partitions_are_listed(new_topic, new_consumer, g
         assert "__consumer_offsets" in await consumer.topics()
 
 
-async def test_a_query_takes_one_partition_or_several(new_topic, new_consumer, witness, group):
-    """One partition gives its value; an iterable, or nothing for the assignment, gives a mapping."""
+async def test_a_query_accepts_one_partition_or_several(new_topic, new_consumer, witness, group):
+    """A query returns a value for one partition, and a mapping for an iterable or without arguments."""
     topic = new_topic(2)
     witness.fill(topic, 2, 5)
     first, second = (TopicPartition(topic, number) for number in range(2))
@@ -166,7 +169,7 @@ async def test_a_query_takes_one_partition_or_several(new_topic, new_consumer, w
 
 
 async def test_the_last_stable_offset_lies_before_an_open_transaction(new_topic, new_consumer, kafka_server):
-    """Known after a fetch with ``read_committed``; with ``read_uncommitted`` brokers do not report it."""
+    """last_stable_offset() is known after a fetch with read_committed, and None with read_uncommitted."""
     topic = new_topic()
     place = TopicPartition(topic, 0)
     servers = {"bootstrap.servers": kafka_server.bootstrap_servers}
@@ -196,7 +199,7 @@ async def test_the_last_stable_offset_lies_before_an_open_transaction(new_topic,
 @pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 async def test_a_record_has_its_timestamp_type(new_topic, new_consumer, witness, kind, codec):
-    """``timestamp_type`` is the topic's ``message.timestamp.type``, with and without compression and deserializers."""
+    """timestamp_type is CreateTime or LogAppendTime, as the topic is configured."""
     topic = new_topic(message_timestamp_type=kind)
     witness.produce(topic, [b"%d" % n for n in range(3)], compression=codec)
     options = {"auto_offset_reset": "earliest", "value_deserializer": int}
@@ -209,7 +212,7 @@ async def test_a_record_has_its_timestamp_type(new_topic, new_consumer, witness,
 
 
 async def test_reader_processes_keep_the_type_of_timestamps(new_topic, kafka_server, witness, group):
-    """Records that another process has decoded have it, too."""
+    """Records of a ProcessPoolConsumer have a timestamp_type, too."""
     topic = new_topic(message_timestamp_type="LogAppendTime")
     witness.fill(topic, 1, 3)
     servers = kafka_server.bootstrap_servers
@@ -225,14 +228,14 @@ async def test_reader_processes_keep_the_type_of_timestamps(new_topic, kafka_ser
 
 
 async def test_a_commit_without_offsets_is_refused(new_topic, new_consumer, group):
-    """An empty mapping is a mistake; the message names the call that commits all."""
+    """commit() with an empty mapping raises an error that names the call for all delivered records."""
     async with new_consumer(new_topic(), group_id=group) as consumer:
         with pytest.raises(ConfigurationError, match=r"commit\(\) to commit all delivered records"):
             await consumer.commit({})
 
 
 async def test_a_commit_for_a_partition_that_does_not_exist_is_an_error(new_topic, new_consumer, witness, group):
-    """The error is raised within seconds, for known and unknown topics; nothing is committed."""
+    """commit() with an unknown topic or partition raises in bounded time and commits nothing."""
     topic = new_topic()
     place = TopicPartition(topic, 0)
     async with new_consumer(topic, group_id=group, enable_auto_commit=False) as consumer:
@@ -248,7 +251,7 @@ async def test_a_commit_for_a_partition_that_does_not_exist_is_an_error(new_topi
 
 
 async def test_a_partition_created_since_the_last_refresh_may_be_committed(new_topic, new_consumer, witness, group):
-    """Metadata are refreshed before a partition counts as unknown."""
+    """commit() refreshes the metadata before it treats a partition as unknown."""
     topic = new_topic()
     async with new_consumer(topic, group_id=group, enable_auto_commit=False) as consumer:
         await consumer.assigned()

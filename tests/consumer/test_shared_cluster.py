@@ -21,7 +21,7 @@ def connections(kafka, kind, client):
 
 
 async def test_members_share_a_cluster(kafka, group):
-    """Both read all of their topics; metadata and commits share one connection, fetches and joins have their own."""
+    """Consumers of a SharedCluster share one connection for commits and have their own for fetches and joins."""
     topics = [kafka.topic_with(5), kafka.topic_with(5)]
 
     async with SharedCluster(bootstrap_servers=kafka.bootstrap_servers, client_id=group) as cluster:
@@ -44,7 +44,7 @@ async def test_members_share_a_cluster(kafka, group):
 
 
 async def test_a_stopped_consumer_does_not_affect_the_others(kafka, group):
-    """The cluster stays open for present and later consumers; only the stopped one's own connections are closed."""
+    """When a consumer stops, other consumers of its SharedCluster continue and new ones can start."""
     topic, events = kafka.topic_with(5), EventRecorder()
     options = {"auto_offset_reset": "earliest"}
 
@@ -64,7 +64,7 @@ async def test_a_stopped_consumer_does_not_affect_the_others(kafka, group):
 
 
 async def test_a_shared_cluster_must_be_started(kafka):
-    """Consumers raise before its start and after its end."""
+    """A consumer raises at start() before its SharedCluster is started and after it is stopped."""
     cluster = SharedCluster(bootstrap_servers=kafka.bootstrap_servers)
     with pytest.raises(ConsumerStateError, match="not started"):
         await Consumer("orders", cluster=cluster).start()

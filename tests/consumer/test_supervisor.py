@@ -12,7 +12,7 @@ from tailrace.consumer.supervisor import Supervisor
 
 
 class Body:
-    """Body that ends when its last wait does, and records its cancellations."""
+    """Body that runs until ``let_go`` is set, and counts its cancellations."""
 
     def __init__(self, *, is_ready: bool = True, stubborn: int = 0) -> None:
         self.is_ready, self.stubborn = is_ready, stubborn
@@ -44,7 +44,7 @@ async def started(body: Body) -> Supervisor:
 
 
 async def test_a_canceled_stop_cancels_the_body_at_once():
-    """No time is left for an orderly end then, and nothing keeps running."""
+    """If stop() is canceled, the body is canceled at once."""
     body = Body()
     supervisor = await started(body)
 
@@ -57,7 +57,7 @@ async def test_a_canceled_stop_cancels_the_body_at_once():
 
 
 async def test_a_body_that_swallows_a_cancellation_is_canceled_again():
-    """A clean-up that hangs, too, is ended by the second cancellation."""
+    """stop() cancels a body again if it swallows the first cancellation."""
     body = Body(stubborn=1)
     supervisor = await started(body)
 
@@ -69,7 +69,7 @@ async def test_a_body_that_swallows_a_cancellation_is_canceled_again():
 
 
 async def test_stop_raises_if_the_body_does_not_end():
-    """stop() is bounded whatever the body does, and names what still runs."""
+    """stop() raises in bounded time if the body swallows all cancellations."""
     body = Body(stubborn=100)
     supervisor = await started(body)
 
@@ -82,7 +82,7 @@ async def test_stop_raises_if_the_body_does_not_end():
 
 
 async def test_a_canceled_start_is_bounded():
-    """Even if the body hangs in its clean-up, start() ends with the cancellation."""
+    """start() that is canceled ends in bounded time, even if the body swallows all cancellations."""
     body = Body(is_ready=False, stubborn=100)
     supervisor = Supervisor(body.run, "a body")
     starting = asyncio.create_task(supervisor.start(ending_s=0.1))
@@ -98,7 +98,7 @@ async def test_a_canceled_start_is_bounded():
 
 
 async def test_start_raises_if_the_body_is_stopped_meanwhile():
-    """A stop by another task is not a cancellation of the task that starts."""
+    """start() raises ConsumerStateError if another task calls stop() meanwhile."""
     body = Body(is_ready=False)
     supervisor = Supervisor(body.run, "a body")
     starting = asyncio.create_task(supervisor.start())
@@ -110,7 +110,7 @@ async def test_start_raises_if_the_body_is_stopped_meanwhile():
 
 
 async def test_a_start_may_be_given_up():
-    """If the given event is set first, start() returns and the caller stops the body."""
+    """start() returns if the given event is set, and the body runs until stop()."""
     body, given_up = Body(is_ready=False), asyncio.Event()
     supervisor = Supervisor(body.run, "a body")
     given_up.set()
@@ -124,7 +124,7 @@ async def test_a_start_may_be_given_up():
 
 
 async def test_a_canceled_scope_does_not_hurry_stop():
-    """Canceling a surrounding task group, as when another task fails, does not cut an orderly end short."""
+    """stop() waits for the end of the body even inside a canceled scope."""
     body = Body()
     supervisor = await started(body)
 

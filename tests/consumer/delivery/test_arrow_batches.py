@@ -56,7 +56,7 @@ def offsets(table):
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 @pytest.mark.usefixtures("is_compiled")
 async def test_the_columns_have_all_fields_of_the_records(new_topic, new_consumer, witness, compression):
-    """All records of two topics come as rows with the content that ``getmany`` returns, in order by partition."""
+    """Arrow batches have the content that ``getmany`` returns, in the order of each partition's offsets."""
     topics = [new_topic(2), new_topic()]
     options = {"compression": compression, "batch_bytes": 2_000}
     for topic in topics:
@@ -84,8 +84,8 @@ async def test_the_columns_have_all_fields_of_the_records(new_topic, new_consume
         seen[place] = row["offset"]
 
 
-async def test_a_batch_is_limited_as_batches_are(new_topic, new_consumer, witness, group):
-    """A full batch is returned at once, a smaller one after max_wait_ms."""
+async def test_max_records_limits_a_batch(new_topic, new_consumer, witness, group):
+    """A batch has at most ``max_records`` rows, and ``max_records`` must be positive."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(250)))
 
@@ -99,7 +99,7 @@ async def test_a_batch_is_limited_as_batches_are(new_topic, new_consumer, witnes
 
 
 async def test_the_next_poll_finishes_a_batch_and_stop_ends_the_loop(new_topic, new_consumer, witness, group):
-    """stop() from another task ends the loop; the current batch is not committed, the one before it is."""
+    """A loop over Arrow batches ends when another task calls stop(), which commits all batches but the current one."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(50)), batch_bytes=200)
     consumer = new_consumer(topic, group_id=group)
@@ -126,7 +126,7 @@ async def test_the_next_poll_finishes_a_batch_and_stop_ends_the_loop(new_topic, 
 
 
 async def test_ack_finishes_the_batch_before_break(new_topic, new_consumer, witness, group):
-    """ack(table) finishes the delivered object once; a copy, an earlier batch and a batch finished before do not."""
+    """ack() finishes the batch that was delivered last, once, and returns False for its copies and earlier batches."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(50)))
 
@@ -142,7 +142,7 @@ async def test_ack_finishes_the_batch_before_break(new_topic, new_consumer, witn
 
 
 async def test_an_unfinished_batch_is_delivered_again(new_topic, new_consumer, witness, group):
-    """After an error in the loop's body the next consumer of the group reads the same rows again."""
+    """A batch whose loop body raised is delivered again to the next consumer of the group."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(30)))
 
@@ -162,7 +162,7 @@ async def test_an_unfinished_batch_is_delivered_again(new_topic, new_consumer, w
 
 
 async def test_manual_ack_finishes_batches_in_any_order(new_topic, by_hand, witness, group):
-    """ack="manual": the commit stops at the lowest batch that is not acknowledged; the map lists the later ones."""
+    """With ack="manual", a commit stops at the lowest unacknowledged batch, and no finished batch is repeated."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(60)), batch_bytes=200)
 
@@ -183,7 +183,7 @@ async def test_manual_ack_finishes_batches_in_any_order(new_topic, by_hand, witn
 
 
 async def test_max_unacknowledged_records_limits_batches(new_topic, by_hand, witness):
-    """ack="manual": at the limit the next batch waits for an acknowledgement."""
+    """With ack="manual", the loop waits for an acknowledgment at max_unacknowledged_records rows in flight."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(60)))
 
@@ -199,8 +199,8 @@ async def test_max_unacknowledged_records_limits_batches(new_topic, by_hand, wit
     assert [one.num_rows for one in (first, second, third)] == [20, 5, 20]
 
 
-async def test_a_seek_drops_the_batch_in_flight(new_topic, by_hand, new_consumer, witness, group):
-    """After a seek the rows come again; the batch from before it can no longer be acknowledged."""
+async def test_a_seek_discards_the_batch_in_flight(new_topic, by_hand, new_consumer, witness, group):
+    """After a seek, reading continues at the new offset, and the batch before the seek cannot be acknowledged."""
     topic = new_topic()
     place = TopicPartition(topic, 0)
     witness.produce(topic, (b"%d" % n for n in range(30)))
@@ -218,7 +218,7 @@ async def test_a_seek_drops_the_batch_in_flight(new_topic, by_hand, new_consumer
 
 
 async def test_a_paused_partition_is_left_out(new_topic, new_consumer, witness):
-    """No rows of a paused partition are delivered until it is resumed."""
+    """Arrow batches have no rows of a paused partition until it is resumed."""
     topic = new_topic(2)
     for partition in (0, 1):
         witness.produce(topic, (b"%d" % n for n in range(30)), partition=partition)
@@ -236,7 +236,7 @@ async def test_a_paused_partition_is_left_out(new_topic, new_consumer, witness):
 @pytest.mark.parametrize("allow_offset_gaps", [True, False])
 @pytest.mark.usefixtures("is_compiled")
 async def test_rows_and_records_may_be_read_in_turn(new_topic, new_consumer, witness, group, allow_offset_gaps):
-    """Rows follow records that were read in another way, and the other way round; none is lost or repeated."""
+    """getone() and arrow_batches() may be called in turn, and no record is lost or repeated."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(100)), batch_bytes=300)
     seen = []
@@ -255,7 +255,7 @@ async def test_rows_and_records_may_be_read_in_turn(new_topic, new_consumer, wit
 
 
 async def test_records_of_aborted_transactions_are_no_rows(new_topic, new_consumer, kafka_server, group):
-    """With isolation_level="read_committed", aborted records and markers are no rows."""
+    """With isolation_level="read_committed", Arrow batches have no rows of aborted records and control records."""
     topic = new_topic()
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers, "transactional.id": group})
     await asyncio.to_thread(producer.init_transactions, 20)
@@ -277,7 +277,7 @@ async def test_records_of_aborted_transactions_are_no_rows(new_topic, new_consum
 
 
 async def test_a_gap_in_the_offsets_raises(new_topic, new_consumer, kafka_server, group):
-    """With allow_offset_gaps=False, the rows before a gap come first, then the error."""
+    """With allow_offset_gaps=False, the rows before a gap are delivered, and the next batch raises OffsetGapError."""
     topic = new_topic()
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers, "transactional.id": group})
     await asyncio.to_thread(producer.init_transactions, 20)
@@ -296,7 +296,7 @@ async def test_a_gap_in_the_offsets_raises(new_topic, new_consumer, kafka_server
 
 
 async def test_rows_before_an_error_are_delivered(new_topic, new_consumer, witness):
-    """The rows before a batch that cannot be read are delivered, then the error is raised."""
+    """The rows before a batch that exceeds max_batch_bytes are delivered, and the next batch raises the error."""
     topic = new_topic()
     witness.produce(topic, [b"x" * 100, b"y" * 100])
     witness.produce(topic, [b"z" * 5_000])
@@ -311,7 +311,7 @@ async def test_rows_before_an_error_are_delivered(new_topic, new_consumer, witne
 
 
 async def test_rows_that_cannot_be_built_stay_unfinished(new_topic, new_consumer, witness, group, monkeypatch):
-    """If a batch cannot be built, as without memory, its rows are not committed, and each later poll raises."""
+    """If an Arrow batch cannot be built, for lack of memory, its rows are not committed, and the next poll raises."""
     topic = new_topic()
     witness.produce(topic, [b"1", b"2"])
 
@@ -346,7 +346,7 @@ async def test_commits_after_a_number_of_records_count_rows(new_topic, new_consu
 
 
 async def test_deserializers_and_a_missing_pyarrow_are_refused(new_topic, new_consumer, monkeypatch):
-    """A consumer with deserializers, and one without pyarrow, raises an error that tells what to do."""
+    """arrow_batches() raises an error that names the remedy if the consumer has deserializers or pyarrow is missing."""
     topic = new_topic()
     async with new_consumer(topic, value_deserializer=bytes.decode) as consumer:
         with pytest.raises(ConfigurationError, match=r"batches\(\)"):
@@ -359,7 +359,7 @@ async def test_deserializers_and_a_missing_pyarrow_are_refused(new_topic, new_co
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_rebalance_loses_and_repeats_no_row(new_topic, new_consumer, witness, group, protocol):
-    """Two members that read Arrow batches while one of them joins receive each record once, and commit all of them."""
+    """Two members that read Arrow batches during a rebalance receive and commit each record once."""
     topic, options = new_topic(4), {"group_id": group, "auto_offset_reset": "earliest", "group_protocol": protocol}
     for partition in range(4):
         witness.produce(topic, (b"%d" % n for n in range(500)), partition=partition)

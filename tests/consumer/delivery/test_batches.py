@@ -19,7 +19,7 @@ from tests.support.consumer_group import until
 
 
 async def test_a_batch_collects_records_for_max_wait_ms(new_topic, new_consumer, witness, group):
-    """A full batch is returned at once, a smaller one after max_wait_ms; none exceeds max_records."""
+    """batches() returns a batch of max_records at once, and a smaller one after max_wait_ms."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(250)))
     sizes = []
@@ -54,7 +54,7 @@ async def test_records_that_arrive_in_time_join_the_batch(new_topic, new_consume
 
 
 async def test_the_next_poll_finishes_a_batch_and_stop_ends_the_loop(new_topic, new_consumer, witness, group):
-    """stop() from another task ends the loop; the current batch is not committed, the one before it is."""
+    """A loop over batches ends when another task calls stop(), which commits all batches but the current one."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(50)))
     consumer = new_consumer(topic, group_id=group)
@@ -79,7 +79,7 @@ async def test_the_next_poll_finishes_a_batch_and_stop_ends_the_loop(new_topic, 
 
 
 async def test_a_canceled_wait_for_a_batch_loses_no_record(new_topic, new_consumer, witness, group):
-    """The wait for a full batch may be canceled at any moment: all records are delivered once and in order."""
+    """If waits for a full batch are canceled, all records are still delivered once and in order."""
     topic = new_topic()
     got = []
 
@@ -102,7 +102,7 @@ def feed(witness, topic):
 
 
 async def test_getmany_waits_for_min_records(new_topic, new_consumer, witness, group):
-    """min_records: fewer are returned at the timeout, at once with timeout 0, and all as soon as they are there."""
+    """getmany() waits until min_records have arrived, or until its timeout, when it returns fewer."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(3)))
 
@@ -130,7 +130,7 @@ async def test_getmany_waits_for_min_records(new_topic, new_consumer, witness, g
 
 @pytest.mark.parametrize("partitions", [1, 2])
 async def test_a_batch_larger_than_the_buffer_is_cut(new_topic, new_consumer, witness, group, partitions):
-    """A batch larger than the buffer, or than a partition's share of it, is returned as large as fits."""
+    """getmany() returns fewer than min_records if these exceed the buffer or a partition's share of it."""
     topic = new_topic(partitions)
     witness.produce(topic, (b"x" * 1_000 for _ in range(500)), partition=0, batch_bytes=10_000)
 
@@ -141,8 +141,8 @@ async def test_a_batch_larger_than_the_buffer_is_cut(new_topic, new_consumer, wi
     assert 0 < len(batch) < 400
 
 
-async def test_an_exhausted_batch_frees_its_room(new_topic, new_consumer, witness, group):
-    """The next batch is fetched even if the first had exactly as many records as requested, however large both are."""
+async def test_an_exhausted_batch_frees_its_buffer_space(new_topic, new_consumer, witness, group):
+    """The next batch is fetched when the buffered one is exhausted, even if both together exceed max_buffered_bytes."""
     topic = new_topic()
     for _ in range(3):
         witness.produce(topic, [b"x" * 60_000])
@@ -155,7 +155,7 @@ async def test_an_exhausted_batch_frees_its_room(new_topic, new_consumer, witnes
 
 
 async def test_a_fetch_in_flight_is_waited_for(new_topic, new_consumer, witness, group):
-    """A fetch in flight may have reserved all room; min_records and a batch's max_wait_ms both wait for it."""
+    """While a fetch in flight has reserved the whole buffer, getmany() and batches() wait for its records."""
     topic = new_topic()
     witness.produce(topic, [b"0"])
 
@@ -173,7 +173,7 @@ async def test_a_fetch_in_flight_is_waited_for(new_topic, new_consumer, witness,
 
 
 async def test_offsets_without_records_do_not_delay_a_batch(new_topic, new_consumer, kafka_server, group):
-    """A wait for many records skips aborted data, even more than there is room for, and control records."""
+    """A consumer that waits for a full batch skips control records and aborted data that exceed the buffer."""
     topic = new_topic()
     place = TopicPartition(topic, 0)
     servers = {"bootstrap.servers": kafka_server.bootstrap_servers}
@@ -201,7 +201,7 @@ async def test_offsets_without_records_do_not_delay_a_batch(new_topic, new_consu
 
 
 async def test_an_error_ends_the_wait_for_more_records(new_topic, new_consumer, witness, group):
-    """Records before an error are delivered, however many were requested; then the error is raised."""
+    """getmany() returns the records before an unreadable batch, even if fewer than min_records, and then raises."""
     topic = new_topic()
     witness.produce(topic, [b"x" * 100, b"y" * 100])
     witness.produce(topic, [b"z" * 5_000])
@@ -215,7 +215,7 @@ async def test_an_error_ends_the_wait_for_more_records(new_topic, new_consumer, 
 
 
 async def test_a_loop_over_one_getmany_call_ends(new_topic, new_consumer, witness, group):
-    """A loop over the records of one call ends, also if there are none; the next call returns more."""
+    """getmany() returns a list of the available records, and an empty one when there are no more at the timeout."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(5)))
 
@@ -227,7 +227,7 @@ async def test_a_loop_over_one_getmany_call_ends(new_topic, new_consumer, witnes
 
 
 async def test_timeout_ms_returns_none_or_an_empty_list(new_topic, new_consumer):
-    """A call with timeout_ms returns None or an empty list at about that time."""
+    """Without records, getone() returns None and getmany() an empty list after timeout_ms."""
     async with new_consumer(new_topic(), consumer_timeout_ms=60_000) as consumer:
         began_at = time.monotonic()
         assert await consumer.getone(timeout_ms=300) is None
@@ -236,7 +236,7 @@ async def test_timeout_ms_returns_none_or_an_empty_list(new_topic, new_consumer)
 
 
 async def test_consumer_timeout_ms_raises(new_topic, new_consumer, witness):
-    """With consumer_timeout_ms, calls and loops raise ConsumerTimeoutError, and the consumer can be polled again."""
+    """After consumer_timeout_ms without a record, every way of reading raises, and the consumer can be polled again."""
     topic = new_topic()
 
     async with new_consumer(topic, consumer_timeout_ms=300, auto_offset_reset="earliest") as consumer:
@@ -248,7 +248,7 @@ async def test_consumer_timeout_ms_raises(new_topic, new_consumer, witness):
 
 
 async def test_when_timed_out_stop_ends_the_loop(new_topic, new_consumer, witness):
-    """With when_timed_out="stop", loops end after the last record without an error, and another loop may follow."""
+    """With when_timed_out="stop", a loop ends without an error after the last record, and another loop may follow."""
     topic = new_topic()
     witness.produce(topic, [b"1", b"2"])
     options = {"consumer_timeout_ms": 500, "when_timed_out": "stop", "auto_offset_reset": "earliest"}
@@ -264,7 +264,7 @@ async def test_when_timed_out_stop_ends_the_loop(new_topic, new_consumer, witnes
 
 
 async def test_a_running_loop_uses_changed_timeouts(new_topic, new_consumer):
-    """A loop that is running applies options changed by reconfigure()."""
+    """An iterator that exists already applies the timeouts that reconfigure() changes."""
     async with new_consumer(new_topic()) as consumer, asyncio.timeout(30):
         batches = consumer.batches()
         await consumer.reconfigure(consumer_timeout_ms=200, when_timed_out="stop")
@@ -273,7 +273,7 @@ async def test_a_running_loop_uses_changed_timeouts(new_topic, new_consumer):
 
 
 async def test_batches_beside_another_reader_raise(new_topic, new_consumer, group):
-    """The second task that waits for records gets an error."""
+    """While one task waits for a batch, getone() in another task raises ConsumerStateError."""
     async with new_consumer(new_topic(), group_id=group) as consumer:
         waiting = asyncio.create_task(anext(aiter(consumer.batches())))
         await asyncio.sleep(0)

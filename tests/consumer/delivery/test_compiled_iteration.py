@@ -30,8 +30,8 @@ def read(request, monkeypatch, new_topic, new_consumer, witness):
     return make
 
 
-async def test_an_awaitable_that_is_never_awaited_takes_no_record(read):
-    """The record is taken when the awaitable is awaited, so that a canceled wait loses none."""
+async def test_a_record_is_consumed_when_it_is_awaited(read):
+    """An awaitable of the iterator consumes a record only when it is awaited, so a canceled wait loses no record."""
     async with read() as consumer, asyncio.timeout(30):
         records = aiter(consumer)
         first = await anext(records)
@@ -46,7 +46,7 @@ async def test_an_awaitable_that_is_never_awaited_takes_no_record(read):
 
 
 async def test_a_wait_can_be_canceled_and_repeated(read, witness):
-    """A task that waits for a record at the end of the log is canceled; the next wait returns the next record."""
+    """After a canceled wait at the end of the log, the next wait returns the next record."""
     async with read() as consumer, asyncio.timeout(30):
         records = aiter(consumer)
         seen = [(await anext(records)).offset for _ in range(20)]
@@ -58,7 +58,7 @@ async def test_a_wait_can_be_canceled_and_repeated(read, witness):
 
 
 async def test_a_second_reader_of_an_iterator_raises_and_leaves_the_first_one_waiting(read, witness):
-    """Two tasks await the next record of one iterator at the end of the log; the record goes to the first one."""
+    """While one task waits on an iterator, a second wait raises, and the first one receives the next record."""
     async with read() as consumer, asyncio.timeout(30):
         records = aiter(consumer)
         for _ in range(20):
@@ -92,7 +92,7 @@ async def test_stop_ends_the_loop_of_a_waiting_task(read):
 
 
 async def test_an_exception_in_the_loop_leaves_the_next_record(read):
-    """After ``break`` and after an exception, another loop continues with the next record."""
+    """After ``break`` or an exception, another loop continues with the next record."""
     seen = []
     async with read() as consumer, asyncio.timeout(30):
         async for record in consumer:
@@ -110,7 +110,7 @@ async def test_an_exception_in_the_loop_leaves_the_next_record(read):
 
 
 async def test_the_loop_runs_when_driven_by_hand(read):
-    """Steps by ``send`` give the same result as ``await``, and ``close`` ends a wait."""
+    """``send`` and ``next`` on the awaitable return the same records as ``await``, and ``close`` ends a wait."""
     async with read() as consumer, asyncio.timeout(30):
         records = aiter(consumer)
         await anext(records)

@@ -22,7 +22,7 @@ def orders(new_topic, witness) -> str:
 
 
 async def test_deserializers_apply_to_keys_and_values(orders, new_consumer, witness, group):
-    """Each has its own function; null stays null, and all other fields are unchanged."""
+    """Keys and values are decoded by key_deserializer and value_deserializer, which are not called for null."""
     witness.produce(orders, [None])
     options = {"key_deserializer": int, "value_deserializer": json.loads, "on_deserialize_error": "skip"}
 
@@ -34,7 +34,7 @@ async def test_deserializers_apply_to_keys_and_values(orders, new_consumer, witn
 
 
 async def test_an_undecodable_record_raises_until_a_seek_past_it(orders, new_consumer, witness, group):
-    """Records before it are delivered; the error names the offset, twice; none after it is lost or committed past."""
+    """A record that cannot be decoded raises DecodeError at each poll and is not committed until a seek past it."""
     place = TopicPartition(orders, 0)
 
     async with new_consumer(orders, group_id=group, value_deserializer=json.loads) as consumer:
@@ -52,7 +52,7 @@ async def test_an_undecodable_record_raises_until_a_seek_past_it(orders, new_con
 
 
 async def test_an_undecodable_record_is_skipped_on_request(orders, new_consumer, witness, group):
-    """Nine of ten records are delivered, an event names the tenth, and the position is after it."""
+    """With on_deserialize_error="skip", a record that cannot be decoded is committed unread, and an event names it."""
     events = EventRecorder()
     options = {"value_deserializer": json.loads, "on_deserialize_error": "skip", "hooks": [events]}
 
@@ -66,7 +66,7 @@ async def test_an_undecodable_record_is_skipped_on_request(orders, new_consumer,
 
 
 async def test_an_app_refuses_deserializers(kafka_server, orders, group):
-    """Deserializers are for Consumer; handlers of an App have types."""
+    """An App with value_deserializer does not start, and the error advises to set codec=."""
     app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=group, value_deserializer=json.loads)
 
     @app.handler(orders)
@@ -77,7 +77,7 @@ async def test_an_app_refuses_deserializers(kafka_server, orders, group):
 
 
 async def test_offset_gaps_raise_if_not_allowed(new_topic, new_consumer, kafka_server, group):
-    """A control record leaves a gap: all records are delivered by default; allow_offset_gaps=False raises first."""
+    """With allow_offset_gaps=False, an offset gap raises OffsetGapError at each poll until a seek past it."""
     topic = new_topic()
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers, "transactional.id": group})
     producer.init_transactions(20)

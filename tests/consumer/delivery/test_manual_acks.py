@@ -27,8 +27,8 @@ def by_hand(new_consumer, group):
     return make
 
 
-async def take(consumer, count):
-    """Read ``count`` records, whatever the batches are."""
+async def read(consumer, count):
+    """Read ``count`` records, in any number of batches."""
     records = []
     while len(records) < count:
         records += await consumer.getmany(max_records=count - len(records))
@@ -36,12 +36,12 @@ async def take(consumer, count):
 
 
 async def test_a_commit_stops_at_the_lowest_unacknowledged_record(new_topic, by_hand, witness, group):
-    """Records may be acknowledged in any order; polling the next record acknowledges none."""
+    """Records may be acknowledged in any order, and a commit stops at the lowest one that is not acknowledged."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(20)))
 
     async with by_hand(topic) as consumer:
-        records = await take(consumer, 10)
+        records = await read(consumer, 10)
         for acknowledged, expected in (([], 0), ([3, 1], 0), ([0], 2), ([9, 4, 5], 2), ([2], 6), ([6, 8, 7], 10)):
             assert all(consumer.ack(records[one]) for one in acknowledged)
             await consumer.commit()
@@ -53,7 +53,7 @@ async def test_a_commit_stops_at_the_lowest_unacknowledged_record(new_topic, by_
 
 
 async def test_each_record_may_be_acknowledged_by_its_own_task(new_topic, by_hand, witness, group):
-    """All records are committed once their tasks have finished; no task is left when the consumer stops."""
+    """If each record is acknowledged by its own task, all records are committed when the consumer stops."""
     topic, chance = new_topic(3), random.Random(7)
     witness.produce(topic, (b"%d" % n for n in range(900)), batch_bytes=4_000)
     handled = []
@@ -75,18 +75,18 @@ async def test_each_record_may_be_acknowledged_by_its_own_task(new_topic, by_han
 
 
 async def test_ack_of_a_record_not_in_flight_returns_false(new_topic, by_hand, witness):
-    """A second ack, one of a record from before a seek, and one after stop() return False and change nothing."""
+    """ack() returns False for a record that is acknowledged already, was delivered before a seek, or after stop()."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(5)))
 
     consumer = by_hand(topic)
     async with consumer:
-        before = await take(consumer, 3)
+        before = await read(consumer, 3)
         assert consumer.ack(before[1])
         assert not consumer.ack(before[1])
         await consumer.seek(TopicPartition(topic, 0), 0)
         assert not consumer.ack(before[0])
-        after = await take(consumer, 3)
+        after = await read(consumer, 3)
         assert before == after
         assert not consumer.ack(before[0])
         assert consumer.ack(after[0])
@@ -98,8 +98,8 @@ async def test_ack_of_a_record_not_in_flight_returns_false(new_topic, by_hand, w
         by_hand(topic).ack(after[2])
 
 
-async def test_a_pause_puts_undelivered_records_back(new_topic, by_hand, witness, group):
-    """Records that are decoded and not delivered cannot be acknowledged and hold no commit back."""
+async def test_a_pause_delays_undelivered_records(new_topic, by_hand, witness, group):
+    """A commit during a pause is not delayed by undelivered records, which are delivered after resume()."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(40)))
 
@@ -111,7 +111,7 @@ async def test_a_pause_puts_undelivered_records_back(new_topic, by_hand, witness
         await consumer.commit()
         assert await witness.committed(group, topic, 1) == {0: 4}
         consumer.resume()
-        records = await take(consumer, 36)
+        records = await read(consumer, 36)
         assert [record.offset for record in records] == list(range(4, 40))
         for record in reversed(records):
             assert consumer.ack(record)
@@ -120,8 +120,8 @@ async def test_a_pause_puts_undelivered_records_back(new_topic, by_hand, witness
     assert await witness.committed(group, topic, 1) == {0: 40}
 
 
-async def test_control_and_aborted_records_hold_no_commit_back(new_topic, by_hand, witness, kafka_server, group):
-    """With all delivered records acknowledged, the commit is the end of the log."""
+async def test_commits_pass_control_and_aborted_records(new_topic, by_hand, witness, kafka_server, group):
+    """When all delivered records are acknowledged, the commit passes control records and aborted ones."""
     topic = new_topic()
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers, "transactional.id": group})
     await asyncio.to_thread(producer.init_transactions, 20)
@@ -134,7 +134,7 @@ async def test_control_and_aborted_records_hold_no_commit_back(new_topic, by_han
         await asyncio.to_thread(ending, 20)
 
     async with by_hand(topic, isolation_level="read_committed") as consumer:
-        records = await take(consumer, 10)
+        records = await read(consumer, 10)
         assert await consumer.getmany(timeout_ms=300) == []
         for record in records[1:]:
             assert consumer.ack(record)
@@ -146,8 +146,8 @@ async def test_control_and_aborted_records_hold_no_commit_back(new_topic, by_han
     assert await witness.committed(group, topic, 1) == await witness.ends(topic, 1) == {0: 24}
 
 
-async def test_compacted_records_hold_no_commit_back(quick, by_hand, group):
-    """With all records acknowledged, the commit is after the last one, also if some were compacted in flight."""
+async def test_commits_pass_compacted_records(quick, by_hand, group):
+    """When all delivered records are acknowledged, the commit passes offsets that compaction removed."""
     topic = quick.topic(cleanup_policy="compact", segment_ms=50, min_cleanable_dirty_ratio=0.01)
     place = {"bootstrap_servers": quick.server.bootstrap_servers}
     for _ in range(4):
@@ -181,13 +181,13 @@ async def test_compacted_records_hold_no_commit_back(quick, by_hand, group):
 
 @pytest.mark.parametrize("kind", [QUICK, {"group_protocol": "consumer"}], ids=["classic", "consumer"])
 async def test_a_rebalance_waits_for_unacknowledged_records(quick, by_hand, group, kind):
-    """A revoked partition is released once its last record in flight is acknowledged; the next owner repeats none."""
+    """A revoked partition is released when its last record is acknowledged, and its next owner repeats no record."""
     topic, events, others = quick.topic(2), EventRecorder(), EventRecorder()
     quick.fill(topic, 2, 10)
     options = {"bootstrap_servers": quick.bootstrap_servers, "enable_auto_commit": True, **kind}
 
     async with by_hand(topic, hooks=[events], **options) as first:
-        records = await take(first, 20)
+        records = await read(first, 20)
         reading = asyncio.create_task(first.getone(timeout_ms=30_000))
         async with by_hand(topic, hooks=[others], **options) as second:
             await others.wait_for(GroupJoined)
@@ -209,13 +209,13 @@ async def test_a_rebalance_waits_for_unacknowledged_records(quick, by_hand, grou
 
 
 async def test_ack_after_the_revocation_returns_false(new_topic, by_hand, witness, group):
-    """After the drain deadline the next owner handles the record again, and a late ack returns False."""
+    """After rebalance_drain_ms the next owner handles unacknowledged records again, and a late ack() returns False."""
     topic, events = new_topic(2), EventRecorder()
     witness.fill(topic, 2, 10)
     options = {"enable_auto_commit": True, "rebalance_drain_ms": 200, **QUICK}
 
     async with by_hand(topic, hooks=[events], **options) as first:
-        records = await take(first, 20)
+        records = await read(first, 20)
         for record in records:
             if record.offset not in {4, 7}:
                 assert first.ack(record)
@@ -237,7 +237,7 @@ async def test_ack_after_the_revocation_returns_false(new_topic, by_hand, witnes
 
 
 async def test_ack_lets_a_rebalance_continue(new_topic, by_hand, new_consumer, witness, group):
-    """An ack of the record in flight is enough, without another poll, with ``ack="auto"``, too."""
+    """With ack="auto", too, ack() of the record in flight releases a revoked partition without another poll."""
     topic, events = new_topic(2), EventRecorder()
     witness.fill(topic, 2, 10)
 
@@ -254,12 +254,12 @@ async def test_ack_lets_a_rebalance_continue(new_topic, by_hand, new_consumer, w
 
 
 async def test_unacknowledged_records_are_bounded(new_topic, by_hand, witness):
-    """At most max_unacknowledged_records are delivered and unacknowledged; each acknowledgement makes room for one."""
+    """At most max_unacknowledged_records are unacknowledged at a time, and each acknowledgment allows one more."""
     topic = new_topic(2)
     witness.produce(topic, (b"%d" % n for n in range(60)))
 
     async with by_hand(topic, max_unacknowledged_records=20) as consumer:
-        taken = await take(consumer, 20)
+        taken = await read(consumer, 20)
         assert await consumer.getmany(max_records=50, timeout_ms=500) == []
         assert await consumer.getone(timeout_ms=0) is None
 
@@ -275,13 +275,13 @@ async def test_unacknowledged_records_are_bounded(new_topic, by_hand, witness):
         assert 21 < len(taken) <= 26
 
 
-async def test_a_seek_frees_the_room_of_unacknowledged_records(new_topic, by_hand, witness):
-    """Records delivered before a seek do not count: they cannot be acknowledged any more."""
+async def test_a_seek_resets_the_count_of_unacknowledged_records(new_topic, by_hand, witness):
+    """Records delivered before a seek do not count towards max_unacknowledged_records, and cannot be acknowledged."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(30)))
 
     async with by_hand(topic, max_unacknowledged_records=20) as consumer:
-        before = await take(consumer, 20)
+        before = await read(consumer, 20)
         waiting = asyncio.create_task(consumer.getone())
         await asyncio.sleep(0)
         await consumer.seek(TopicPartition(topic, 0), 10)
@@ -291,12 +291,12 @@ async def test_a_seek_frees_the_room_of_unacknowledged_records(new_topic, by_han
 
 
 async def test_a_reader_that_waits_for_acknowledgements_leaves_the_group(new_topic, by_hand, witness):
-    """A call that waits since nothing is acknowledged raises after max_poll_interval_ms; the next one joins again."""
+    """A poll that waits for acknowledgments raises after max_poll_interval_ms, and the next one joins again."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(30)))
 
     async with by_hand(topic, max_unacknowledged_records=10, max_poll_interval_ms=1_000, **QUICK) as consumer:
-        before = await take(consumer, 10)
+        before = await read(consumer, 10)
         with pytest.raises(RebalanceError, match="max_poll_interval_ms"):
             await asyncio.wait_for(consumer.getone(), 20)
         assert not consumer.ack(before[0])

@@ -1,4 +1,4 @@
-"""Offset maps: committed with the offset, read at a takeover, limited in size."""
+"""Offset maps: committed with the offset, read when a partition is assigned, and limited in size."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def topic(new_topic, witness):
     return made
 
 
-async def take(consumer, count):
-    """Read ``count`` records, whatever the batches are."""
+async def read(consumer, count):
+    """Read ``count`` records, in any number of batches."""
     records = []
     while len(records) < count:
         records += await consumer.getmany(max_records=count - len(records))
@@ -60,8 +60,8 @@ async def take(consumer, count):
 
 
 async def finish_all_but(stuck, consumer, count):
-    """Read ``count`` records, acknowledge all but some, and commit."""
-    for record in await take(consumer, count):
+    """Read ``count`` records, acknowledge all except those at the offsets ``stuck``, and commit."""
+    for record in await read(consumer, count):
         if record.offset not in stuck:
             assert consumer.ack(record)
     await consumer.commit()
@@ -70,7 +70,7 @@ async def finish_all_but(stuck, consumer, count):
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 @pytest.mark.parametrize("ack", ["auto", "manual"])
 async def test_finished_records_are_not_delivered_again(quick, by_hand, events, group, protocol, ack):  # noqa: PLR0917
-    """The next owner skips records that the map marks as finished, in both ack modes, and emits their number."""
+    """The next owner of a partition skips the records listed in the offset map, and emits their number."""
     topic, stuck = quick.topic_with(100), {3, 50, 77}
     options = {"on": quick.consumer, "group_protocol": protocol}
     async with by_hand(topic, **options) as first:
@@ -78,7 +78,7 @@ async def test_finished_records_are_not_delivered_again(quick, by_hand, events, 
     assert await quick.committed(group, topic, 1) == {0: 3}
 
     async with by_hand(topic, ack=ack, client_id="next", **options) as second:
-        left = await take(second, 13)
+        left = await read(second, 13)
         for record in left:
             assert second.ack(record) or ack == "auto"
         await second.commit()
@@ -90,10 +90,10 @@ async def test_finished_records_are_not_delivered_again(quick, by_hand, events, 
     assert (await quick.committed(group, topic, 1), await quick.metadata(group, topic)) == ({0: 100}, "")
 
 
-async def test_a_changed_map_is_committed(topic, by_hand, events, witness, group):
-    """While the lowest record is unfinished, only the map changes: it is committed, and only when it has changed."""
+async def test_a_changed_offset_map_is_committed(topic, by_hand, events, witness, group):
+    """While the lowest record is unfinished, automatic commits are sent only if the offset map has changed."""
     async with by_hand(topic, enable_auto_commit=True, auto_commit_interval_ms=30) as consumer:
-        records = await take(consumer, 20)
+        records = await read(consumer, 20)
         await events.wait_for(OffsetsCommitted)
         for record in records[5:8]:
             assert consumer.ack(record)
@@ -103,15 +103,15 @@ async def test_a_changed_map_is_committed(topic, by_hand, events, witness, group
         assert (metadata.offset_map.limit, unfinished, metadata.writer) == (8, [0, 1, 2, 3, 4], "tailrace")
         assert consumer.ack(records[1])
         await events.wait_for(OffsetsCommitted, 3)
-        await take(consumer, 80)
+        await read(consumer, 80)
         assert await consumer.getone(timeout_ms=300) is None
         assert len(events.of(OffsetsCommitted)) == 3
 
     assert await witness.committed(group, topic, 1) == {0: 0}
 
 
-async def test_a_map_is_passed_on_until_delivery_has_passed_it(topic, by_hand, group, witness):
-    """An owner that leaves before its end commits the rest of the map beside its own."""
+async def test_an_owner_commits_the_undelivered_rest_of_the_offset_map(topic, by_hand, group, witness):
+    """An owner that leaves early commits its own offset map together with the rest of the one that it found."""
     async with by_hand(topic) as first:
         await finish_all_but({3, 50, 77}, first, 90)
     async with by_hand(topic, max_queued_records=1) as second:
@@ -119,15 +119,15 @@ async def test_a_map_is_passed_on_until_delivery_has_passed_it(topic, by_hand, g
         assert second.ack(records[1])
         await second.commit()
     async with by_hand(topic) as third:
-        left = await take(third, 12)
+        left = await read(third, 12)
 
     assert [record.offset for record in records] == [3, 50]
     assert [record.offset for record in left] == [3, 77, *range(90, 100)]
 
 
 @pytest.mark.parametrize("way", ["override", "seek"])
-async def test_an_override_or_seek_discards_the_map(topic, by_hand, witness, group, way):
-    """All records from that offset on are delivered, whatever was finished."""
+async def test_an_override_or_seek_discards_the_offset_map(topic, by_hand, witness, group, way):
+    """After an override in a callback or a seek, all records from the new offset on are delivered."""
     place = TopicPartition(topic, 0)
     async with by_hand(topic) as first:
         await finish_all_but({3}, first, 90)
@@ -139,7 +139,7 @@ async def test_an_override_or_seek_discards_the_map(topic, by_hand, witness, gro
         if way == "seek":
             assert (await second.getone()).offset == 3
             await second.seek(place, 3)
-        records = await take(second, 97)
+        records = await read(second, 97)
         await second.commit()
 
     assert [record.offset for record in records] == list(range(3, 100))
@@ -157,11 +157,11 @@ async def test_an_override_or_seek_discards_the_map(topic, by_hand, witness, gro
     ],
 )
 async def test_foreign_metadata_is_ignored_and_counted(topic, by_hand, events, *, witness, group, metadata, kind):
-    """Foreign or damaged metadata delays nothing: all records are delivered, and an event is emitted."""
+    """If the commit metadata are another client's or damaged, all records are delivered and an event is emitted."""
     await witness.commit(group, topic, 40, metadata)
 
     async with by_hand(topic) as consumer:
-        records = await take(consumer, 60)
+        records = await read(consumer, 60)
         place = TopicPartition(topic, 0)
         assert consumer.statistics().ignored_maps == 1
         own = (await consumer.committed([place]))[place]
@@ -173,7 +173,7 @@ async def test_foreign_metadata_is_ignored_and_counted(topic, by_hand, events, *
 
 
 async def commit_as_it_is(bootstrap_servers, group, topic, offset, text):
-    """Commit metadata byte for byte, as any client of the group may."""
+    """Commit metadata byte for byte, as any client of the group can."""
     consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=bootstrap_servers, group_id=group, enable_auto_commit=False)
     await consumer.start()
     try:
@@ -184,15 +184,15 @@ async def commit_as_it_is(bootstrap_servers, group, topic, offset, text):
         await consumer.stop()
 
 
-async def test_a_map_beyond_the_log_skips_no_record(topic, by_hand, events, *, witness, group, kafka_server):
-    """A map of all offsets up to 2^62 is dropped with an event, and the next commit does not contain it."""
+async def test_an_offset_map_beyond_the_log_skips_no_record(topic, by_hand, events, *, witness, group, kafka_server):
+    """An offset map that exceeds the end of the log is ignored with an event, and not committed again."""
     forged = encode_metadata(OffsetMap(40, 1 << 62, (40,)), "", 4_096).text
     await commit_as_it_is(kafka_server.bootstrap_servers, group, topic, 40, forged)
 
     async with by_hand(topic, ack="auto") as consumer:
-        records = await take(consumer, 60)
+        records = await read(consumer, 60)
         witness.produce(topic, (b"%d" % n for n in range(5)), partition=0)
-        records += await take(consumer, 5)
+        records += await read(consumer, 5)
         await consumer.commit()
         assert consumer.statistics().ignored_maps == 1
 
@@ -203,10 +203,10 @@ async def test_a_map_beyond_the_log_skips_no_record(topic, by_hand, events, *, w
     assert (await witness.committed(group, topic, 1), await witness.metadata(group, topic)) == ({0: 105}, "")
 
 
-async def test_a_map_of_a_deleted_topic_skips_no_record_of_the_new_one(
+async def test_an_offset_map_of_a_deleted_topic_skips_no_record(
     topic, by_hand, events, *, witness, group, kafka_server
 ):
-    """A recreated topic has other records at the same offsets."""
+    """An offset map with another topic id is ignored, since a recreated topic has other records at its offsets."""
     async with by_hand(topic) as first:
         await finish_all_but({3}, first, 90)
     committed = decode_metadata(await witness.metadata(group, topic), 3)
@@ -219,15 +219,15 @@ async def test_a_map_of_a_deleted_topic_skips_no_record_of_the_new_one(
     await commit_as_it_is(kafka_server.bootstrap_servers, group, topic, 3, text)
 
     async with by_hand(topic) as second:
-        records = await take(second, 97)
+        records = await read(second, 97)
 
     assert [record.offset for record in records] == list(range(3, 100))
     assert "topic id" in events.of(OffsetMapIgnored)[0].reason
 
 
 @pytest.mark.xdist_group("killed broker")
-async def test_a_map_older_than_the_records_skips_none_of_them(by_hand, events, *, own_server, group):
-    """Records that a later leader wrote over a truncated end are delivered, although the map covers their offsets."""
+async def test_an_offset_map_older_than_the_records_skips_no_record(by_hand, events, *, own_server, group):
+    """Records written in a later leader epoch than the offset map's are delivered, even at offsets that it lists."""
     topic, witness = f"rewritten-{group}", ProxiedBroker(own_server)
     own_server.create_topic(topic, 1)
     witness.produce(topic, (b"%d" % n for n in range(10)), partition=0)
@@ -246,10 +246,10 @@ async def test_a_map_older_than_the_records_skips_none_of_them(by_hand, events, 
 
 
 async def test_the_users_metadata_belongs_to_its_offset(topic, by_hand, witness, group):
-    """Metadata is returned unchanged, with and without a map, until another offset is committed."""
+    """The user's metadata are stored beside the offset map, until another offset is committed."""
     place, text = TopicPartition(topic, 0), 'ledger 7:ü "x"'
     async with by_hand(topic) as consumer:
-        records = await take(consumer, 10)
+        records = await read(consumer, 10)
         await consumer.commit({place: OffsetAndMetadata(0, text)})
         assert (await consumer.committed([place]))[place].metadata == await witness.metadata(group, topic) == text
         assert consumer.ack(records[3])
@@ -265,8 +265,8 @@ async def test_the_users_metadata_belongs_to_its_offset(topic, by_hand, witness,
         assert decode_metadata(await witness.metadata(group, topic), 70).offset_map is None
 
 
-async def test_a_full_map_holds_its_partition_back(new_topic, by_hand, events, witness, group):
-    """While the lowest record is unfinished and the map three quarters full, only its partition waits."""
+async def test_a_full_offset_map_delays_only_its_partition(new_topic, by_hand, events, witness, group):
+    """While an unfinished record fills the offset map of a partition, other partitions are delivered."""
     topic, chance = new_topic(2), random.Random(5)
     for partition in range(2):
         witness.produce(topic, (b"%d" % n for n in range(20_000)), partition=partition)
@@ -302,7 +302,7 @@ async def test_a_full_map_holds_its_partition_back(new_topic, by_hand, events, w
 
 
 async def test_a_wait_for_many_records_rarely_checks_a_full_map(new_topic, by_hand, events, *, witness, monkeypatch):
-    """A partition held back costs nothing, however its reader waits."""
+    """While a full offset map delays its partition, a waiting getmany() does not check the buffer in a busy loop."""
     topic, chance, left, looks = new_topic(), random.Random(5), [], []
     witness.produce(topic, (b"%d" % n for n in range(20_000)))
 
@@ -333,12 +333,12 @@ async def test_a_wait_for_many_records_rarely_checks_a_full_map(new_topic, by_ha
 
 @pytest.mark.parametrize("room", [10, 100])
 async def test_a_map_that_does_not_fit_is_left_out_of_the_commit(new_topic, by_hand, events, *, witness, group, room):
-    """The offset is committed all the same, and one event is emitted."""
+    """An offset map that exceeds offset_metadata_max_bytes is left out of the commit, and one event is emitted."""
     topic, chance = new_topic(), random.Random(5)
     witness.produce(topic, (b"%d" % n for n in range(4_000)), partition=0)
 
     async with by_hand(topic, offset_metadata_max_bytes=room) as consumer:
-        records = await take(consumer, 2_000)
+        records = await read(consumer, 2_000)
         for record in records[:500]:
             assert consumer.ack(record)
         for record in records[501:]:
@@ -356,12 +356,12 @@ async def test_a_map_that_does_not_fit_is_left_out_of_the_commit(new_topic, by_h
 async def test_metadata_above_the_brokers_limit_is_committed_without_the_map(
     new_topic, by_hand, events, witness, group
 ):
-    """If ``offset_metadata_max_bytes`` exceeds the broker's limit, the offset is committed and an event emitted."""
+    """If the broker refuses the offset map as too large, the offset is committed without it and an event is emitted."""
     topic, chance = new_topic(), random.Random(5)
     witness.produce(topic, (b"%d" % n for n in range(40_000)), partition=0)
 
     async with by_hand(topic, offset_metadata_max_bytes=100_000, max_unacknowledged_records=40_001) as consumer:
-        for record in await take(consumer, 40_000):
+        for record in await read(consumer, 40_000):
             if record.offset < 10 or chance.random() < 0.5:
                 consumer.ack(record)
         await consumer.commit()
@@ -371,8 +371,8 @@ async def test_metadata_above_the_brokers_limit_is_committed_without_the_map(
     assert "offset.metadata.max.bytes" in events.of(OffsetMapDropped)[0].reason
 
 
-async def test_maps_can_be_switched_off(topic, by_hand, events, witness, group):
-    """With 0 bytes no map is written and nothing held back; maps found at a takeover still apply."""
+async def test_offset_maps_can_be_switched_off(topic, by_hand, events, witness, group):
+    """With offset_metadata_max_bytes=0, a consumer commits no offset map, but applies one that it finds."""
     async with by_hand(topic) as first:
         await finish_all_but({3}, first, 90)
     async with by_hand(topic, offset_metadata_max_bytes=0) as second:

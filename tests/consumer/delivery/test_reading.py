@@ -1,4 +1,4 @@
-"""Reading: every record once and in order, and nothing lost however the reading ends."""
+"""Reading: each record is delivered once and in order, however a loop or a call ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_every_record_is_delivered_once_and_in_order(new_topic, new_consum
 
 
 async def test_a_record_has_the_fields_that_were_produced(new_topic, new_consumer, kafka_server):
-    """Key, value, headers and timestamp are the producer's; null keys and values differ from empty ones."""
+    """A record has the producer's key, value, headers and timestamp, and null differs from an empty key or value."""
     from confluent_kafka import Producer  # noqa: PLC0415 - the one use
 
     topic = new_topic()
@@ -53,7 +53,7 @@ async def test_a_record_has_the_fields_that_were_produced(new_topic, new_consume
 
 
 async def test_without_a_group_only_new_records_are_delivered(new_topic, new_consumer, witness):
-    """A consumer without a group reads from the end: nothing written before its start, everything after."""
+    """A consumer without a group reads only records written after its start."""
     topic = new_topic()
     witness.produce(topic, [b"before"])
 
@@ -65,7 +65,7 @@ async def test_without_a_group_only_new_records_are_delivered(new_topic, new_con
 
 
 async def test_a_canceled_getone_loses_no_record(new_topic, new_consumer, witness, group):
-    """Calls canceled before and while records arrive leave every record to the next call."""
+    """If calls of getone() are canceled while records arrive, each record is still delivered once."""
     topic = new_topic()
     got = []
 
@@ -87,13 +87,13 @@ def feed(witness, topic):
 
 
 async def test_getone_returns_none_at_its_timeout(new_topic, new_consumer, group):
-    """With timeout_ms, the absence of records is not an error."""
+    """Without a record, getone() returns None after timeout_ms."""
     async with new_consumer(new_topic(), group_id=group) as consumer:
         assert await consumer.getone(timeout_ms=200) is None
 
 
 async def test_polls_without_waiting_let_other_tasks_run(new_topic, new_consumer, witness, group):
-    """timeout_ms=0 returns buffered records, however old the last call is; a loop of such calls yields."""
+    """With timeout_ms=0, each call returns buffered records, and a loop of such calls lets other tasks run."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(30)))
 
@@ -103,7 +103,7 @@ async def test_polls_without_waiting_let_other_tasks_run(new_topic, new_consumer
             polls += 1
             got += await poll() or ()
             await asyncio.sleep(0.03)
-        assert polls <= count + 1, "what is there is given by every call"
+        assert polls <= count + 1, "a call returned no buffered record"
         return got
 
     async with new_consumer(topic, group_id=group) as consumer, asyncio.timeout(30):
@@ -122,7 +122,7 @@ async def test_polls_without_waiting_let_other_tasks_run(new_topic, new_consumer
 
 
 async def test_getmany_returns_buffered_records(new_topic, new_consumer, witness, group):
-    """The call returns one to max_records records in order, or an empty list at the timeout."""
+    """getmany() returns one to max_records records in order, or an empty list at its timeout."""
     topic = new_topic(2)
     witness.produce(topic, (b"x" for _ in range(500)), partition=0)
     witness.produce(topic, (b"x" for _ in range(500)), partition=1)
@@ -140,7 +140,7 @@ async def test_getmany_returns_buffered_records(new_topic, new_consumer, witness
 
 
 async def test_an_exception_leaves_the_record_unfinished(new_topic, new_consumer, witness, group):
-    """Leaving the loop by an exception leaves the record in flight: it is delivered again."""
+    """If a loop ends by an exception, the record in flight is not committed."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -148,16 +148,16 @@ async def test_an_exception_leaves_the_record_unfinished(new_topic, new_consumer
         async with new_consumer(topic, group_id=group) as consumer:
             async for record in consumer:
                 if record.offset == 5:
-                    raise RuntimeError("in hand")
+                    raise RuntimeError("in flight")
 
-    with pytest.raises(RuntimeError, match="in hand"):
+    with pytest.raises(RuntimeError, match="in flight"):
         await fail_in_the_loop()
 
     assert await witness.committed(group, topic, 1) == {0: 5}
 
 
 async def test_break_leaves_the_record_unfinished_and_ack_finishes_it(new_topic, new_consumer, witness, group):
-    """``break`` alone commits up to the record in flight; ``ack`` before it commits that record, too."""
+    """After ``break`` the record in flight is not committed, unless ack() was called before."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -189,7 +189,7 @@ async def test_the_next_loop_continues_after_a_break(new_topic, new_consumer, wi
 
 
 async def test_the_next_poll_finishes_a_batch(new_topic, new_consumer, witness, group):
-    """The batch in flight is not committed by stop(), the one before it is."""
+    """stop() commits all batches of getmany() but the last."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(100)))
 
@@ -201,7 +201,7 @@ async def test_the_next_poll_finishes_a_batch(new_topic, new_consumer, witness, 
 
 
 async def test_ack_in_a_batch_covers_earlier_records(new_topic, new_consumer, witness, group):
-    """Ack of a record in a batch commits up to and including it, and no further."""
+    """ack() of a record in a batch finishes this record and the earlier ones."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(100)))
 
@@ -213,7 +213,7 @@ async def test_ack_in_a_batch_covers_earlier_records(new_topic, new_consumer, wi
 
 
 async def test_two_readers_at_once_raise(new_topic, new_consumer, group):
-    """The second task that waits for a record gets an error; the first continues to wait."""
+    """While one task waits for a record, getone() in another task raises, and the first one continues to wait."""
     async with new_consumer(new_topic(), group_id=group) as consumer:
         first = asyncio.create_task(consumer.getone())
         await asyncio.sleep(0)
@@ -227,7 +227,7 @@ async def test_two_readers_at_once_raise(new_topic, new_consumer, group):
 
 
 async def test_calls_before_start_raise(new_topic, new_consumer):
-    """The error of every call before start() says what is missing."""
+    """Before start(), reading, commit() and assignment() raise ConsumerStateError."""
     consumer = new_consumer(new_topic())
 
     with pytest.raises(ConsumerStateError, match="not started"):
@@ -242,7 +242,7 @@ async def test_calls_before_start_raise(new_topic, new_consumer):
 
 
 async def test_calls_after_stop_raise(new_topic, new_consumer, group):
-    """Every call after stop() raises, apart from a second stop(); start() asks for a new consumer."""
+    """After stop(), reading and start() raise ConsumerStateError, and another stop() does nothing."""
     consumer = new_consumer(new_topic(), group_id=group)
     await consumer.start()
     await consumer.stop()
@@ -258,7 +258,7 @@ async def test_calls_after_stop_raise(new_topic, new_consumer, group):
 
 
 async def test_stop_from_another_task_ends_the_loop(new_topic, new_consumer, witness, group):
-    """A loop that waits for records ends when another task stops the consumer; a waiting getone() raises."""
+    """A loop that waits for records ends when another task calls stop()."""
     topic = new_topic()
     witness.produce(topic, [b"only"])
     consumer = new_consumer(topic, group_id=group)
@@ -278,8 +278,8 @@ async def test_stop_from_another_task_ends_the_loop(new_topic, new_consumer, wit
     assert [record.value for record in got] == [b"only"]
 
 
-async def test_seek_drops_fetched_records(new_topic, new_consumer, witness, group):
-    """The next record after a seek is the one at the new position, also in the middle of a batch."""
+async def test_a_seek_discards_fetched_records(new_topic, new_consumer, witness, group):
+    """The next record after a seek forward or backward is the one at the new position."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(1_000)))
     partition = TopicPartition(topic, 0)
@@ -293,8 +293,8 @@ async def test_seek_drops_fetched_records(new_topic, new_consumer, witness, grou
         assert (await consumer.getone()).offset == 2
 
 
-async def test_pause_keeps_records_for_resume(new_topic, new_consumer, witness, group):
-    """A paused partition delivers nothing, the others continue, and after resume() it continues at its position."""
+async def test_a_paused_partition_continues_at_its_position(new_topic, new_consumer, witness, group):
+    """A paused partition delivers no records while others continue, and continues at its position after resume()."""
     topic = new_topic(2)
     witness.produce(topic, (b"%d" % n for n in range(1_000)), partition=0)
     witness.produce(topic, (b"%d" % n for n in range(1_000)), partition=1)
@@ -318,7 +318,7 @@ async def test_pause_keeps_records_for_resume(new_topic, new_consumer, witness, 
 
 
 async def test_a_record_larger_than_the_limits_is_delivered(new_topic, new_consumer, witness, group):
-    """One batch is always fetched, whatever the fetch limits are, and the batches after it follow."""
+    """Records larger than the fetch limits and the buffer are delivered."""
     topic = new_topic()
     witness.produce(topic, [b"a" * 500_000, b"b" * 600_000, b"c"])
 
@@ -331,7 +331,7 @@ async def test_a_record_larger_than_the_limits_is_delivered(new_topic, new_consu
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 async def test_every_codec_is_decompressed(new_topic, new_consumer, witness, group, codec):
-    """Compressed batches are read without any extra package."""
+    """Batches compressed with gzip, snappy, lz4 or zstd are read."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n * 20 for n in range(2_000)), compression=codec)
 
@@ -342,7 +342,7 @@ async def test_every_codec_is_decompressed(new_topic, new_consumer, witness, gro
 
 
 async def test_read_committed_hides_aborted_records(new_topic, new_consumer, kafka_server, group):
-    """Records of an aborted transaction are not delivered; the position skips them and control records."""
+    """With read_committed, aborted records are not delivered, and the position passes them and control records."""
     from confluent_kafka import Producer  # noqa: PLC0415 - the one use
 
     topic = new_topic()
@@ -365,7 +365,7 @@ async def test_read_committed_hides_aborted_records(new_topic, new_consumer, kaf
 
 
 async def test_a_seek_during_the_assignment_takes_precedence(kafka_server, new_topic, new_consumer, witness, group):
-    """A seek as soon as a partition is assigned wins over the committed offset, whose request is still in flight."""
+    """A seek right after the assignment takes precedence over the committed offset, whose request is in flight."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(20)))
     partition = TopicPartition(topic, 0)

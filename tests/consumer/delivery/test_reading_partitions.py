@@ -14,7 +14,7 @@ NEVER = {"enable_auto_commit": False, "auto_offset_reset": "earliest"}
 
 
 async def test_getone_returns_records_of_the_given_partitions_only(new_topic, new_consumer, witness):
-    """Records of the other partitions stay buffered and are delivered afterwards, each once and in order."""
+    """getone() with partitions returns only their records, and those of other partitions stay buffered in order."""
     topic = new_topic(3)
     witness.fill(topic, 3, 50)
     first, second, third = (TopicPartition(topic, number) for number in range(3))
@@ -34,7 +34,7 @@ async def test_getone_returns_records_of_the_given_partitions_only(new_topic, ne
 
 @pytest.mark.parametrize("limits", [{}, {"timeout_ms": 20_000}, {"timeout_ms": 20_000, "min_records": 10}])
 async def test_getmany_returns_records_of_the_given_partitions_only(new_topic, new_consumer, witness, limits):
-    """Reading continues at the position of the partition, whichever partitions were read in between."""
+    """getmany() with partitions returns only their records, and later calls continue at each partition's position."""
     topic = new_topic(2)
     witness.fill(topic, 2, 60)
     first, second = (TopicPartition(topic, number) for number in range(2))
@@ -51,7 +51,7 @@ async def test_getmany_returns_records_of_the_given_partitions_only(new_topic, n
 
 
 async def test_nothing_is_returned_for_a_partition_without_records(new_topic, new_consumer, witness):
-    """A time limit ends the wait although another partition has records, which are delivered afterwards."""
+    """A call for a partition without records waits until its timeout, although another partition has records."""
     topic = new_topic(2)
     witness.produce(topic, [b"0"], partition=0)
     empty = TopicPartition(topic, 1)
@@ -69,7 +69,7 @@ async def test_nothing_is_returned_for_a_partition_without_records(new_topic, ne
 
 
 async def test_reading_some_partitions_finishes_the_record_before(new_topic, new_consumer, witness, group):
-    """The record in flight is finished by the next poll, of whichever partition."""
+    """A poll of one partition finishes the record in flight of another."""
     topic = new_topic(2)
     witness.fill(topic, 2, 3)
     first, second = (TopicPartition(topic, number) for number in range(2))
@@ -83,8 +83,8 @@ async def test_reading_some_partitions_finishes_the_record_before(new_topic, new
     assert await witness.committed(group, topic, 2) == {0: 2, 1: 0}
 
 
-async def test_records_of_a_batch_before_are_not_repeated(new_topic, new_consumer, witness, group):
-    """With ``ack="manual"``, records put back while other partitions are read are in flight once."""
+async def test_reading_partitions_in_turn_repeats_no_record(new_topic, new_consumer, witness, group):
+    """With ack="manual", a consumer that switches between partitions delivers and commits each record once."""
     topic = new_topic(2)
     witness.fill(topic, 2, 20)
     first, second = (TopicPartition(topic, number) for number in range(2))
@@ -101,7 +101,7 @@ async def test_records_of_a_batch_before_are_not_repeated(new_topic, new_consume
 
 
 async def test_partitions_that_are_not_assigned_raise(new_topic, new_consumer, witness):
-    """Both calls raise at once; a value that is no partition is refused."""
+    """getone() and getmany() raise at once if all given partitions are not assigned, or if a value is no partition."""
     topic = new_topic()
     witness.fill(topic, 1, 3)
     other = TopicPartition(topic, 7)

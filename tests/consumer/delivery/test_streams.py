@@ -1,4 +1,4 @@
-"""One stream for each partition: read in order, acknowledged on its own, ended when the partition is revoked."""
+"""Streams: each partition is read and acknowledged on its own, until it is revoked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def filled(new_topic, witness):
 
 
 async def test_each_partition_has_a_stream_of_its_own(filled, new_consumer, witness, group):
-    """One task for each partition reads every record once and in order, and all are committed."""
+    """If one task reads the stream of each partition, every record is delivered once, in order, and committed."""
     topic = filled(4)
     got: dict[TopicPartition, list[int]] = defaultdict(list)
     all_read = asyncio.Event()
@@ -54,7 +54,7 @@ async def test_each_partition_has_a_stream_of_its_own(filled, new_consumer, witn
 
 
 async def test_a_slow_stream_delays_no_other_stream(filled, new_consumer, witness, group):
-    """While one body hangs, the other partition is read to its end; the slow one's record is not committed."""
+    """While a task handles a record of one stream, another stream is read to its end."""
     topic = filled(2)
     done = asyncio.Event()
 
@@ -82,10 +82,9 @@ async def test_a_slow_stream_delays_no_other_stream(filled, new_consumer, witnes
 
 
 async def test_a_stream_ends_when_its_partition_is_revoked(filled, new_consumer, witness, group):
-    """The next owner begins after the record in flight; no record is lost or repeated.
+    """The stream of a revoked partition ends, and the partition's next owner loses and repeats no record.
 
-    Each record takes so long before the rebalance that some are left, however long the other member takes to
-    join.
+    The reader slows down until the partition is revoked, so that records are left for the other member.
     """
     topic = filled(2)
     options = {"group_id": group, "heartbeat_interval_ms": 200}
@@ -119,7 +118,7 @@ async def test_a_stream_ends_when_its_partition_is_revoked(filled, new_consumer,
 
 
 async def test_pause_and_seek_apply_to_streams(filled, new_consumer, group):
-    """A paused partition's stream waits and continues at its position; a seek decides the next record."""
+    """The stream of a paused partition waits and continues at its position, and a seek determines the next record."""
     topic = filled()
     place = TopicPartition(topic, 0)
 
@@ -137,7 +136,7 @@ async def test_pause_and_seek_apply_to_streams(filled, new_consumer, group):
 
 
 async def test_streams_and_other_ways_of_reading_exclude_each_other(filled, new_consumer, group):
-    """The second way of reading raises, and the first continues."""
+    """After streams() is called, every other way of reading raises, and so does streams() with ack="manual"."""
     topic = filled()
 
     async with new_consumer(topic, group_id=group) as consumer:
@@ -155,7 +154,7 @@ async def test_streams_and_other_ways_of_reading_exclude_each_other(filled, new_
 
 
 async def test_a_second_reader_of_a_stream_raises_and_timeouts_apply(filled, new_consumer):
-    """The second task gets an error; a stream without a record raises after consumer_timeout_ms."""
+    """While a task waits on a stream, a second wait raises, and the first one raises after consumer_timeout_ms."""
     topic = filled()
 
     async with new_consumer(topic, consumer_timeout_ms=300) as consumer:
@@ -169,7 +168,7 @@ async def test_a_second_reader_of_a_stream_raises_and_timeouts_apply(filled, new
 
 
 async def test_stream_timeouts_follow_the_options(new_topic, new_consumer, witness):
-    """when_timed_out="stop" ends the loop, and another may follow; a changed timeout applies from the next wait on."""
+    """consumer_timeout_ms and when_timed_out apply to streams, also after reconfigure()."""
     topic = new_topic()
     witness.fill(topic, 1, 2)
 
@@ -190,7 +189,7 @@ async def test_stream_timeouts_follow_the_options(new_topic, new_consumer, witne
 
 @pytest.mark.parametrize("in_group", [True, False])
 async def test_a_stop_ends_streams_at_once(filled, new_consumer, witness, group, in_group):
-    """Records that are not delivered yet are not delivered, and count as unfinished."""
+    """stop() ends a stream at once, and commits only records that were delivered and finished."""
     topic = filled()
     options = {"group_id": group} if in_group else {"auto_offset_reset": "earliest"}
 

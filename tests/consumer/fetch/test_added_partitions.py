@@ -1,4 +1,4 @@
-"""Partitions that become fetchable while a broker holds a fetch."""
+"""Partitions that become fetchable while a broker delays the response to a fetch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def options(group: str) -> dict[str, object]:
     return {"client_id": group, "fetch_max_wait_ms": HELD_MS, "auto_offset_reset": "earliest"}
 
 
-async def until_a_fetch_is_held(kafka, group: str) -> None:
-    """Wait until a fetch of that client has had no response for a while."""
+async def until_a_fetch_is_pending(kafka, group: str) -> None:
+    """Wait until a fetch of that client has had no response for half a second."""
     before = None
 
     def is_held() -> bool:
@@ -34,12 +34,12 @@ async def until_a_fetch_is_held(kafka, group: str) -> None:
 
 
 async def test_a_seek_does_not_wait_for_the_fetch_in_flight(kafka, group):
-    """All records from the new position arrive at once, though the broker holds the fetch at the end for long."""
+    """After a seek, records arrive at once, although a fetch at the end of the log is still in flight."""
     topic = kafka.topic_with(2_000)
 
     async with kafka.consumer(topic, max_partition_fetch_bytes=4_096, **options(group)) as consumer:
         assert len([await consumer.getone() for _ in range(2_000)]) == 2_000
-        await until_a_fetch_is_held(kafka, group)
+        await until_a_fetch_is_pending(kafka, group)
         began = time.monotonic()
         await consumer.seek(TopicPartition(topic, 0), 100)
         again = [await consumer.getone() for _ in range(1_900)]
@@ -54,7 +54,7 @@ async def test_a_seek_does_not_wait_for_the_fetch_in_flight(kafka, group):
 
 
 async def test_a_resumed_partition_does_not_wait_for_the_fetch_in_flight(kafka, group):
-    """Records written during the pause and after it arrive at once; other partitions are not affected."""
+    """After resume(), records of the partition arrive at once, although a fetch of others is still in flight."""
     topic = kafka.topic_with(1, partitions=2)
     paused = TopicPartition(topic, 0)
 
@@ -66,7 +66,7 @@ async def test_a_resumed_partition_does_not_wait_for_the_fetch_in_flight(kafka, 
         kafka.produce(topic, [b"1", b"2"], partition=0)
         if (early := await consumer.getone(timeout_ms=500)) is not None:
             raise AssertionError(f"{early} is of a paused partition")
-        await until_a_fetch_is_held(kafka, group)
+        await until_a_fetch_is_pending(kafka, group)
         began = time.monotonic()
         consumer.resume(paused)
         values = [(await consumer.getone()).value for _ in range(2)]
@@ -80,13 +80,13 @@ async def test_a_resumed_partition_does_not_wait_for_the_fetch_in_flight(kafka, 
     assert took_s < SOON_S
 
 
-async def test_a_seek_costs_few_fetches_while_a_fetch_is_held(kafka, group):
-    """At the end of the log the broker holds the fetch of the sought partition, too, until the first is answered."""
+async def test_a_seek_costs_few_fetches_while_a_fetch_is_in_flight(kafka, group):
+    """After a seek, at most four further fetches are sent until the one in flight is answered."""
     topic = kafka.topic_with(10)
 
     async with kafka.consumer(topic, **options(group) | {"fetch_max_wait_ms": 4_000}) as consumer:
         assert len([await consumer.getone() for _ in range(10)]) == 10
-        await until_a_fetch_is_held(kafka, group)
+        await until_a_fetch_is_pending(kafka, group)
         held = kafka.proxy.requests(FetchRequest, client_id=group)
         await consumer.seek(TopicPartition(topic, 0), 5)
         assert numbers([await consumer.getone() for _ in range(5)]) == [5, 6, 7, 8, 9]
@@ -98,13 +98,13 @@ async def test_a_seek_costs_few_fetches_while_a_fetch_is_held(kafka, group):
 
 
 async def test_a_seek_does_not_wait_for_the_fetch_of_an_earlier_seek(kafka, group):
-    """Each of several seeks gets its records at once, though the broker holds the fetches at the end for long."""
+    """After each of several seeks, records arrive at once, although fetches of earlier positions are in flight."""
     topic = kafka.topic_with(100)
 
     async with kafka.consumer(topic, **options(group)) as consumer:
         assert len([await consumer.getone() for _ in range(100)]) == 100
         for offset in (90, 40, 70):
-            await until_a_fetch_is_held(kafka, group)
+            await until_a_fetch_is_pending(kafka, group)
             began = time.monotonic()
             await consumer.seek(TopicPartition(topic, 0), offset)
             assert numbers([await consumer.getone() for _ in range(100 - offset)]) == list(range(offset, 100))

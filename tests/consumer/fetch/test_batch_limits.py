@@ -15,7 +15,7 @@ EARLIEST = {"auto_offset_reset": "earliest"}
 
 
 async def test_a_batch_above_max_batch_bytes_raises(kafka):
-    """With max_batch_bytes the error is raised until a seek past the batch; without, all records are delivered."""
+    """A batch larger than max_batch_bytes raises RecordTooLargeError at each poll until a seek past it."""
     topic = kafka.topic()
     for size in (10, 20_000, 10):
         kafka.produce(topic, [bytes(size)])
@@ -55,7 +55,7 @@ def produce_batch(kafka, topic: str, values: list[bytes], codec: str) -> None:
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 async def test_a_batch_that_decompresses_beyond_its_limit_is_corrupt(kafka, codec):
-    """A few bytes that become 64 MiB raise an error that names the batch, until a seek past it."""
+    """A batch larger than max_decompressed_batch_bytes raises CorruptRecordError at each poll until a seek past it."""
     topic = kafka.topic(max_message_bytes=50_000_000)
     kafka.produce(topic, [b"before"])
     await asyncio.to_thread(produce_batch, kafka, topic, [bytes(64 << 20)], codec)
@@ -75,7 +75,7 @@ async def test_a_batch_that_decompresses_beyond_its_limit_is_corrupt(kafka, code
 
 
 async def test_large_batches_are_decompressed_by_a_thread(kafka, monkeypatch):
-    """The event loop decompresses only small batches; the records of a partition keep their order."""
+    """Large batches are decompressed in a thread, small ones in the event loop, and records keep their order."""
     topic, threads = kafka.topic(max_message_bytes=50_000_000), {}
     sizes = [100, 50_000, 100, 100, 30_000]
     for number, size in enumerate(sizes):
@@ -98,7 +98,7 @@ async def test_large_batches_are_decompressed_by_a_thread(kafka, monkeypatch):
 
 
 async def test_large_batches_are_delivered_in_every_style(kafka):
-    """getmany(), batches() and streams() wait for a batch that a thread decompresses, without a busy loop."""
+    """getone(), getmany(), batches() and streams() wait for a batch that is decompressed in a thread."""
     topic = kafka.topic(max_message_bytes=50_000_000)
     await asyncio.to_thread(produce_batch, kafka, topic, [bytes(50_000)] * 100, "gzip")
 

@@ -1,4 +1,4 @@
-"""Decompressed batches of all partitions take a bounded amount of memory, and no partition waits for ever."""
+"""Decompressed batches of all partitions have a bounded size, and no partition waits forever."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS = {
     "auto_offset_reset": "earliest",
     "max_buffered_bytes": 8 * MIB,
     "max_decompressed_batch_bytes": 64 * MIB,
-    # A slice has a few records: each partition has a turn long before its batch is exhausted.
+    # Few records are decoded at a time, so that each partition has a turn before its batch is exhausted.
     "max_queued_records": 4,
 }
 
@@ -64,7 +64,7 @@ ALL = {partition: list(range(2 * RECORDS)) for partition in range(PARTITIONS)}
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
 async def test_batches_of_many_partitions_are_not_decompressed_at_once(kafka, bombs):
-    """Eight batches of 32 MiB, read in turn, never take the 256 MiB of all of them."""
+    """A consumer that reads eight batches of 32 MiB in turn does not have all of them decompressed at once."""
     records, most = [], 0
     async with kafka.consumer(bombs, **OPTIONS) as consumer, asyncio.timeout(60):
         before = resident_bytes()
@@ -79,7 +79,7 @@ async def test_batches_of_many_partitions_are_not_decompressed_at_once(kafka, bo
 
 
 async def test_a_paused_partition_frees_its_decompressed_memory(kafka, bombs):
-    """Partitions paused in the middle of a batch are not waited for; when resumed, they continue at their positions."""
+    """Partitions paused in the middle of a batch do not delay others, and continue at their positions when resumed."""
     records = []
     async with kafka.consumer(bombs, **OPTIONS) as consumer, asyncio.timeout(60):
         while len({partition for partition, _ in records}) < PARTITIONS:
@@ -96,7 +96,7 @@ async def test_a_paused_partition_frees_its_decompressed_memory(kafka, bombs):
 
 
 async def test_streams_read_in_turn_do_not_wait_for_each_other(kafka, bombs):
-    """A stream that is not polled keeps no memory that the next one needs; none loses or repeats a record."""
+    """A stream that is not polled does not delay the next one, and no stream loses or repeats a record."""
     async with kafka.consumer(bombs, **OPTIONS) as consumer, asyncio.timeout(90):
         opened, streams = {}, aiter(consumer.streams())
         while len(opened) < PARTITIONS:

@@ -21,7 +21,7 @@ def only(consumer):
 
 
 async def test_the_lag_of_a_paused_partition_grows(new_topic, new_consumer, witness, group):
-    """Records written while a partition is not fetched are in the lag of later readings."""
+    """The statistics of a paused partition include records written during the pause."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -38,7 +38,7 @@ async def test_the_lag_of_a_paused_partition_grows(new_topic, new_consumer, witn
 
 
 async def test_the_lag_of_a_full_buffer_grows(new_topic, new_consumer, witness, group):
-    """The same for a partition whose records stay in the buffer."""
+    """The statistics of a partition whose buffer is full include records written since."""
     topic = new_topic()
     witness.produce(topic, (b"x" * 1_000 for _ in range(100)), batch_bytes=10_000)
 
@@ -55,7 +55,7 @@ async def test_the_lag_of_a_full_buffer_grows(new_topic, new_consumer, witness, 
 
 
 async def test_nothing_is_requested_unless_statistics_are_read(witness_of, group):
-    """A consumer of a paused partition sends no request for end offsets, and one after each reading."""
+    """A consumer requests the end offset of a paused partition only after statistics() was called."""
     topic = witness_of.topic_with(10)
 
     def requests():

@@ -1,4 +1,4 @@
-"""Fetch options, as seen on the wire."""
+"""Fetch options and the requests that they cause."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_fetch_options_are_fields_of_each_fetch(kafka, group):
 
 
 async def test_a_response_is_no_larger_than_fetch_max_bytes(kafka, group):
-    """A leader's partitions share fetch_max_bytes, which a response exceeds by its last batch at most."""
+    """Responses are limited by fetch_max_bytes for all partitions together, and exceed it by one batch at most."""
     topic = kafka.topic(4)
     for partition in range(4):
         kafka.produce(topic, (b"x" * 1_000 for _ in range(100)), partition=partition, batch_bytes=4_000)
@@ -64,7 +64,7 @@ async def test_a_response_is_no_larger_than_fetch_max_bytes(kafka, group):
 
 
 async def test_a_changed_leader_is_looked_up_with_backoff(kafka, group):
-    """A broker answers twice that it is not the leader: metadata is refreshed at once, then with pauses."""
+    """While a broker refuses fetches as NOT_LEADER_OR_FOLLOWER, metadata requests are retry_backoff_ms apart."""
     topic, pause_ms = kafka.topic_with(1), 200
     options = {"client_id": group, "retry_backoff_ms": pause_ms, "fetch_max_wait_ms": 100}
 
@@ -86,7 +86,7 @@ async def test_a_changed_leader_is_looked_up_with_backoff(kafka, group):
 
 
 async def test_the_broker_waits_for_fetch_min_bytes(kafka, group):
-    """For a megabyte that is not there it waits fetch_max_wait_ms; one byte is returned at once."""
+    """A broker answers a fetch when fetch_min_bytes are available, or after fetch_max_wait_ms."""
     topic = kafka.topic_with(10)
     patient = {"fetch_min_bytes": 1_000_000, "fetch_max_wait_ms": 800, "auto_offset_reset": "earliest"}
 
@@ -101,7 +101,7 @@ async def test_the_broker_waits_for_fetch_min_bytes(kafka, group):
 
 
 async def test_an_empty_topic_is_fetched_every_fetch_max_wait_ms(kafka, group):
-    """Two fetches of nothing are fetch_max_wait_ms apart."""
+    """Fetches of an empty topic are fetch_max_wait_ms apart."""
     topic = kafka.topic()
 
     async with kafka.consumer(topic, client_id=group, fetch_max_wait_ms=300) as consumer:
@@ -115,7 +115,7 @@ async def test_an_empty_topic_is_fetched_every_fetch_max_wait_ms(kafka, group):
 
 
 async def test_ways_of_reading_may_follow_one_another(kafka, group):
-    """getone(), a loop, getmany() and a loop again, over two topics: each record is delivered once and committed."""
+    """getone(), loops and getmany() may follow one another, and each record is delivered once and committed."""
     topics, events = [kafka.topic_with(40), kafka.topic_with(40)], EventRecorder()
     options = {"auto_commit_interval_ms": 100, "auto_offset_reset": "earliest", "hooks": [events]}
 
@@ -142,7 +142,7 @@ async def test_ways_of_reading_may_follow_one_another(kafka, group):
 
 
 async def test_a_record_unpacks(kafka, group):
-    """Its first five fields are topic, partition, offset, key and value, in this order."""
+    """A record unpacks into topic, partition, offset, key and value."""
     topic = kafka.topic()
     kafka.produce(topic, [b"value", b""], keys=[b"", b"key"])
 
@@ -153,7 +153,7 @@ async def test_a_record_unpacks(kafka, group):
 
 
 async def test_nothing_is_sent_before_the_start(kafka, group):
-    """A consumer that is not started connects to no broker; calls say what is missing."""
+    """Before start(), a consumer connects to no broker, and getone() raises."""
     topic = kafka.topic_with(1)
     consumer = kafka.consumer(topic, group_id=group, client_id=group)
     with pytest.raises(ConsumerStateError, match="not started"):
@@ -170,7 +170,7 @@ async def test_nothing_is_sent_before_the_start(kafka, group):
 
 
 async def test_large_fetches_do_not_block_the_event_loop(kafka, group):
-    """While tens of megabytes are read, no turn of the event loop takes 50 ms of its thread's CPU time."""
+    """While 30 MB are read, no turn of the event loop takes 50 ms of its thread's CPU time."""
     topic, turns = kafka.topic(), []
     kafka.produce(topic, (bytes(10_000) for _ in range(3_000)))
 
@@ -193,8 +193,8 @@ async def test_large_fetches_do_not_block_the_event_loop(kafka, group):
 
 
 @pytest.mark.parametrize("with_group", [True, False])
-async def test_internal_topics(kafka, group, with_group):
-    """A pattern excludes them unless exclude_internal_topics=False; subscribed to by name, one is read."""
+async def test_a_pattern_excludes_internal_topics(kafka, group, with_group):
+    """A pattern excludes internal topics unless exclude_internal_topics=False, and a name may subscribe to one."""
     topic = kafka.topic_with(1)
     await kafka.commit(f"{group}-other", topic, 1, "")  # creates __consumer_offsets
     options = {"auto_offset_reset": "earliest", **({"group_id": group} if with_group else {})}
@@ -215,7 +215,7 @@ async def test_internal_topics(kafka, group, with_group):
 
 
 async def test_highwater_comes_from_fetches(kafka, group):
-    """highwater() is the high watermark of the last fetch: None before the first, and growing with production."""
+    """highwater() returns the high watermark of the last fetch, and None for a partition that was not fetched."""
     topic = kafka.topic_with(10)
     partition = TopicPartition(topic, 0)
 
@@ -230,8 +230,8 @@ async def test_highwater_comes_from_fetches(kafka, group):
     assert (first, last, other) == (10, 15, None)
 
 
-def test_consumer_arguments():
-    """Topics come first, by name, then options; nothing has to be given twice."""
+def test_topics_are_positional_arguments():
+    """A consumer accepts topics as positional arguments and options by name."""
     consumer = Consumer("orders", "bills", bootstrap_servers="localhost:9092", group_id="billing")
 
     assert consumer.subscription() == {"orders", "bills"}

@@ -17,8 +17,8 @@ from tests.support.witness import Witness
 
 
 @pytest.mark.slow
-async def test_a_clean_leader_move_is_no_warning(kafka_cluster):
-    """Leaders move in a planned election: fetches are repeated with new metadata, and no warning is emitted."""
+async def test_a_planned_leader_election_causes_no_warning(kafka_cluster):
+    """After a planned leader election, fetches are repeated with new metadata, and no warning is emitted."""
     cluster = kafka_cluster(3)
     cluster.create_topic("moving", 12, replication_factor=3)
     node, events = cluster.leader_of("moving"), EventRecorder()

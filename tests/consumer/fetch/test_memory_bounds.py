@@ -1,4 +1,4 @@
-"""Memory stays within the two budgets, however slow the reader is."""
+"""Memory stays within max_queued_records and max_buffered_bytes, however slow the reader is."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.support.event_recorder import EventRecorder
 
 
 async def test_without_polls_memory_is_bounded(witness_of, group):
-    """10,000 records, no polls: at most 50 are decoded, bytes stay in bounds, fetches cease, heartbeats do not.
+    """A consumer that is not polled stops fetching at its limits and continues its heartbeats.
 
-    Once the consumer is polled, all 10,000 are delivered in order.
+    Once the consumer is polled, all 10,000 records are delivered in order.
     """
     server, events = witness_of.server, EventRecorder()
     topic = witness_of.topic(1)
@@ -56,8 +56,8 @@ async def test_without_polls_memory_is_bounded(witness_of, group):
     assert len(events.of(GroupJoined)) == 1
 
 
-async def test_a_paused_partition_leaves_room_to_the_others(witness_of, group):
-    """One partition is paused with its share of the buffer full: the other is read to its end."""
+async def test_a_paused_partition_leaves_buffer_space_to_the_others(witness_of, group):
+    """While one partition is paused with its share of the buffer full, the other is read to its end."""
     topic = witness_of.topic(2)
     for partition in range(2):
         witness_of.produce(topic, (b"x" * 500 for _ in range(5_000)), partition=partition, batch_bytes=16_384)
@@ -75,10 +75,12 @@ async def test_a_paused_partition_leaves_room_to_the_others(witness_of, group):
 
 
 async def test_an_idle_partition_does_not_slow_a_busy_one(witness_of, group):
-    """While a fetch waits for records of an idle partition, the busy one of the same broker is read without a gap.
+    """While a fetch waits for records of an idle partition, a busy one of the same broker is read without delay.
 
-    The busy partition's buffer fills up and empties again within the broker's hold of a fetch; a reader that had
-    to wait for the end of that hold would need more than a minute here.
+    The busy partition's buffer fills up and empties again before the broker answers the waiting fetch. A reader that
+    had to
+
+    wait for this answer each time would need more than a minute here.
     """
     topic = witness_of.topic(2)
     witness_of.produce(topic, (b"x" * 1_000 for _ in range(20_000)), partition=0, batch_bytes=16_384)
@@ -98,8 +100,8 @@ async def test_an_idle_partition_does_not_slow_a_busy_one(witness_of, group):
     assert got == 20_000
 
 
-async def test_a_fetch_in_flight_is_within_the_budget(witness_of, group):
-    """Room for a response is reserved before the fetch is sent."""
+async def test_fetches_in_flight_count_towards_max_buffered_bytes(witness_of, group):
+    """Buffered bytes and those reserved for fetches in flight together stay within max_buffered_bytes."""
     topic, bound = witness_of.topic(4), 400_000
     for partition in range(4):
         witness_of.produce(topic, (b"x" * 1_000 for _ in range(500)), partition=partition, batch_bytes=16_384)
@@ -119,7 +121,7 @@ async def test_a_fetch_in_flight_is_within_the_budget(witness_of, group):
 
 
 async def test_a_paused_partition_frees_its_buffer_for_a_new_partition(witness_of, group):
-    """One partition fills the whole budget and is paused: another topic is read, and then the rest of the first."""
+    """If a paused partition fills the buffer, another topic is still read, and the rest of the first after resume()."""
     first, second = witness_of.topic(), witness_of.topic()
     witness_of.produce(first, (b"x" * 1_000 for _ in range(1_000)), batch_bytes=16_384)
     witness_of.produce(second, (b"x" * 1_000 for _ in range(1_000)), batch_bytes=16_384)
@@ -146,10 +148,10 @@ async def test_a_paused_partition_frees_its_buffer_for_a_new_partition(witness_o
     assert [(one.topic, one.offset) for one in rest] == [(first, n) for n in range(1, 1_000)]
 
 
-async def test_a_paused_partition_drops_even_a_single_batch_for_another(witness_of, group):
-    """Two paused partitions hold a batch larger than a share, one of them half read: others are read.
+async def test_paused_partitions_free_batches_larger_than_their_share(witness_of, group):
+    """If batches of paused partitions fill the buffer, they are discarded for other partitions.
 
-    When they are resumed they continue at their positions, without a gap and without a repeat.
+    Resumed partitions continue at their positions, without a gap or a repeated record.
     """
     first, second = witness_of.topic(2), witness_of.topic(2)
     for partition in range(2):
@@ -179,7 +181,7 @@ def place(record):
 
 
 async def test_a_finished_fetch_releases_its_reserved_space(witness_of, group):
-    """A fetch held for an idle partition has reserved all room; records that arrive meanwhile wait no longer."""
+    """When a fetch of an idle partition ends, its reserved space is available to another partition."""
     idle = witness_of.topic_with(1)
     lane = slot_of(TopicPartition(idle, 0), 2)
     later = next(one for one in iter(witness_of.topic, None) if slot_of(TopicPartition(one, 0), 2) != lane)
@@ -193,11 +195,8 @@ async def test_a_finished_fetch_releases_its_reserved_space(witness_of, group):
         assert (await consumer.getone(timeout_ms=30_000)).value == b"later"
 
 
-async def test_fetches_take_turns_if_there_is_room_for_one(witness_of):
-    """One partition holds a batch larger than its share: the others are fetched by any connection.
-
-    There is room for one fetch at a time; the fetch of an idle partition does not keep it for ever.
-    """
+async def test_partitions_share_buffer_space_for_one_fetch(witness_of):
+    """If the buffer has room for one fetch at a time, several idle partitions are still fetched in turn."""
     topic = witness_of.topic(3)
     witness_of.produce(topic, [b"x" * 980_000], partition=0)
     options = {"max_buffered_bytes": 1_500_000, "num_fetchers": 2, "auto_offset_reset": "earliest"}
@@ -213,8 +212,8 @@ async def test_fetches_take_turns_if_there_is_room_for_one(witness_of):
             assert (await anext(opened[number])).value == b"small"
 
 
-async def test_a_pause_wakes_fetches_that_wait_for_room(witness_of):
-    """A batch larger than its share is half read when its partition is paused: the others are fetched from then on."""
+async def test_a_pause_frees_buffer_space_for_waiting_fetches(witness_of):
+    """When a partition whose half-read batch fills the buffer is paused, another one is fetched."""
     topic = witness_of.topic(2)
     witness_of.produce(topic, [b"x" * 10_000] * 2, partition=0)
     options = {"max_buffered_bytes": 21_000, "auto_offset_reset": "earliest"}
@@ -230,8 +229,8 @@ async def test_a_pause_wakes_fetches_that_wait_for_room(witness_of):
         assert (later.value, (await consumer.getone()).offset) == (b"later", 1)
 
 
-async def test_batches_larger_than_a_partitions_share_come_many_in_an_answer(witness_of, group):
-    """20 partitions share a buffer of 400 kB in batches of 30 kB: an answer has batches of several partitions."""
+async def test_one_response_has_batches_of_several_partitions(witness_of, group):
+    """One response has batches of several partitions, even if each exceeds its partition's share of the buffer."""
     events, topic = EventRecorder(), witness_of.topic(20)
     for partition in range(20):
         for batch in range(3):

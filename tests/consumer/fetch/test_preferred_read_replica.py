@@ -27,10 +27,9 @@ def from_nowhere(request):
 
 @pytest.mark.slow
 async def test_records_are_fetched_from_the_preferred_replica(kafka_cluster, group):
-    """With client_rack, records come from the follower of that rack, and from the leader if it refuses or dies.
+    """With client_rack, records are fetched from the replica in that rack, and from the leader if it refuses or dies.
 
-    The leader's choice is valid for metadata_max_age_ms, also if nothing else happens: nothing but the metadata
-    refresh after next would wake the fetches of a quiet topic, and that comes twice as late.
+    The leader is asked again after metadata_max_age_ms, even if its topic has no new records.
     """
     cluster = kafka_cluster(3, proxied=True, racks=["a", "b", "c"], config=SELECTOR)
     cluster.create_topic("near", 1, replication_factor=3)

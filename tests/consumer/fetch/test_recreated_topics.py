@@ -1,4 +1,4 @@
-"""A topic that is deleted and recreated while it is read: all records of the new one are delivered."""
+"""A topic that is deleted and recreated while it is read: all records of the new topic are delivered."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ BY_HAND, ALONE, CLASSIC, KIP_848 = "by hand", "alone", "classic", "consumer"
 
 @pytest.mark.parametrize("kind", [BY_HAND, ALONE, CLASSIC, KIP_848])
 async def test_a_recreated_topic_is_read_from_its_first_record(quick, group, kind):
-    """No record is skipped, although the new topic has more records than the old one when it is detected.
-
-    Finished records of the old topic are committed when its name already belongs to the new one.
-    """
+    """A consumer reads a recreated topic from its first record, even if the new topic is longer than the old one."""
     topic, events = quick.topic(), EventRecorder()
     quick.produce(topic, (b"old" for _ in range(3)))
     options = {"auto_offset_reset": "latest", "metadata_max_age_ms": 300, "hooks": [events]}
@@ -50,7 +47,7 @@ def remake(witness, topic):
 
 
 async def test_fetched_records_of_the_old_topic_are_delivered_first(quick):
-    """A slow reader gets the rest of the old records, then the new ones from the first on."""
+    """Buffered records of a deleted topic are delivered before those of the recreated one."""
     topic, events = quick.topic(), EventRecorder()
     quick.produce(topic, (b"old" for _ in range(5)))
 

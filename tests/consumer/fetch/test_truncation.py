@@ -1,4 +1,4 @@
-"""A log that was truncated when its leader was lost: detected by the next fetch and reported."""
+"""A log that was truncated when its leader was lost is detected by the next fetch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cut_at(offset: int):
 
 
 async def test_a_truncated_log_is_read_from_where_it_diverges(witness_of, group):
-    """A fetch carries the last leader epoch; if the log has another one, reading continues where the two diverge."""
+    """If a fetch response has a diverging epoch, reading continues where the logs diverge, and an event is emitted."""
     topic, events = witness_of.topic_with(10), EventRecorder()
     options = {"group_id": group, "client_id": group, "hooks": [events], "fetch_max_wait_ms": 100}
 
@@ -46,7 +46,7 @@ async def test_a_truncated_log_is_read_from_where_it_diverges(witness_of, group)
 
 
 async def test_records_in_flight_at_a_truncation_are_delivered_again(witness_of, group):
-    """Acknowledgments from before the truncation are dropped, so no commit passes unacknowledged records."""
+    """Acknowledgments of records delivered before a truncation are ignored, and these records are delivered again."""
     topic, events = witness_of.topic_with(10), EventRecorder()
     options = {"group_id": group, "client_id": group, "ack": "manual", "hooks": [events], "fetch_max_wait_ms": 100}
 
@@ -67,7 +67,7 @@ async def test_records_in_flight_at_a_truncation_are_delivered_again(witness_of,
 
 
 async def test_a_truncation_raises_with_policy_none(witness_of, group):
-    """The error contains the offset of the truncation; after a seek there, reading continues."""
+    """With auto_offset_reset="none", a truncation raises LogTruncatedError at each poll until a seek."""
     topic = witness_of.topic_with(10)
     await witness_of.commit(group, topic, 0, "")
     options = {"group_id": group, "auto_offset_reset": "none", "fetch_max_wait_ms": 100}

@@ -1,4 +1,4 @@
-"""Control records that cannot be decoded are errors of their partition, like any other batch."""
+"""Control records that cannot be decoded raise an error for their partition, as any other batch does."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def broken(fetched):
 
 @pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])
 async def test_a_marker_that_cannot_be_read_is_corrupt(kafka, isolation_level):
-    """CorruptRecordError names partition and offset until a seek past the marker; other partitions continue."""
+    """A control record that cannot be decoded raises CorruptRecordError until a seek, and other partitions continue."""
     topic, events = kafka.topic(2), EventRecorder()
     await asyncio.to_thread(in_a_transaction, kafka, topic, b"before")
     kafka.produce(topic, [b"after"], partition=0)

@@ -1,4 +1,4 @@
-"""Faults of the user's assignors, callbacks, listeners, and options that the group refuses."""
+"""Faulty assignors, callbacks and listeners of the user, and options that the group refuses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def read(consumer, count):
 
 
 async def test_a_users_assignor_assigns(witness_of, group):
-    """The assignor is offered by its name, gets subscriptions and partition counts, and its result is assigned."""
+    """A function as assignor is called with subscriptions and partition counts, and its result is assigned."""
     topic, other, calls = witness_of.topic(4), witness_of.topic(2), []
 
     def all_but_one(members, partitions):
@@ -104,7 +104,7 @@ def raises(_shares, _topic):
     ],
 )
 async def test_an_invalid_assignment_fails_the_leader_alone(witness_of, group, fault, words):
-    """The leader's next call names the fault; it leaves, and the others get all partitions at once."""
+    """An invalid assignment raises in the leader, which leaves, so that the other members get all partitions."""
     topic = witness_of.topic(4)
 
     def dealing(what_else):
@@ -138,7 +138,7 @@ async def test_an_invalid_assignment_fails_the_leader_alone(witness_of, group, f
 
 @pytest.mark.parametrize("session_ms", [500, 2_000_000])
 async def test_a_session_timeout_out_of_the_brokers_bounds_raises(witness_of, group, session_ms):
-    """The next call raises an error with the option and the broker's two settings."""
+    """A session timeout outside the broker's bounds raises an error with the option and the broker's settings."""
     topic = witness_of.topic_with(1)
     options = {"session_timeout_ms": session_ms, "heartbeat_interval_ms": 100}
 
@@ -158,7 +158,7 @@ async def test_a_session_timeout_out_of_the_brokers_bounds_raises(witness_of, gr
     ],
 )
 async def test_a_group_without_a_common_protocol_raises(witness_of, group, protocol_type, protocol, strategy):
-    """No common strategy, or another protocol type: the error names both and the option to set."""
+    """A member without a common assignor, or of another protocol type, raises an error that names the option to set."""
     topic = witness_of.topic_with(1)
 
     async with ManualMember(witness_of.bootstrap_servers, group) as stranger:
@@ -174,7 +174,7 @@ async def test_a_group_without_a_common_protocol_raises(witness_of, group, proto
 
 @pytest.mark.parametrize(("reset", "first"), [("earliest", 0), ("latest", 10), ("none", None)])
 async def test_an_override_past_the_end_is_out_of_range(witness_of, group, reset, first):
-    """auto_offset_reset applies, as for any position out of range; an event has the old and new offset."""
+    """An override past the end of the log is reset by auto_offset_reset, and an event has both offsets."""
     topic, events = witness_of.topic_with(10), EventRecorder()
     options = {"group_id": group, "auto_offset_reset": reset, "hooks": [events]}
     callback = {"post_rebalance_callback": lambda _consumer, _old, new: dict.fromkeys(new, 5_000)}
@@ -192,7 +192,7 @@ async def test_an_override_past_the_end_is_out_of_range(witness_of, group, reset
 
 @pytest.mark.parametrize("offset", [-1, -2, 2**63, 1.5, "3", None, True])
 async def test_an_invalid_override_is_rejected_alone(witness_of, group, offset):
-    """An invalid override emits an event and changes nothing; overrides of other partitions apply."""
+    """An invalid override is ignored with an event, and valid ones of other partitions apply."""
     topic, events = witness_of.topic(2), EventRecorder()
     witness_of.fill(topic, 2, 10)
 
@@ -212,7 +212,7 @@ async def test_an_invalid_override_is_rejected_alone(witness_of, group, offset):
 
 @pytest.mark.parametrize("returned", [7, [("t", 0, 7)], "earliest", True])
 async def test_a_callback_that_returns_no_mapping_raises(witness_of, group, returned):
-    """The next call names the returned value and what is allowed; no record is delivered."""
+    """A callback that returns neither None nor a mapping raises at the next poll, and the member leaves."""
     topic, events = witness_of.topic_with(1), EventRecorder()
     options = {"group_id": group, "hooks": [events], **PATIENT}
 
@@ -242,7 +242,7 @@ ERRORS = [ValueError("the store is down"), ConsumerStateError("no"), asyncio.Can
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("where", ["post_rebalance_callback", "on_partitions_assigned"])
 async def test_an_error_on_assignment_ends_the_member(witness_of, group, where, error):
-    """The next call raises it; no record is delivered, nothing is committed, and the member leaves at once."""
+    """An error of a callback on assignment raises at the next poll, and the member leaves without a commit."""
     topic, events = witness_of.topic_with(10), EventRecorder()
     broken = Broken(where, error)
     callback = getattr(broken, "post_rebalance_callback", None)
@@ -267,7 +267,7 @@ async def read_into(records, consumer):
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 async def test_an_error_on_revocation_ends_the_member(witness_of, group, strategy):
-    """on_partitions_revoked raises: finished records are committed, and the others get all partitions."""
+    """If on_partitions_revoked raises, finished records are committed and other members get all partitions."""
     topic = witness_of.topic(2)
     witness_of.fill(topic, 2, 10)
     options = {"group_id": group, "partition_assignment_strategy": strategy, **PATIENT}
@@ -290,7 +290,7 @@ async def test_an_error_on_revocation_ends_the_member(witness_of, group, strateg
 
 
 async def test_an_error_on_loss_ends_the_member(witness_of, group):
-    """on_partitions_lost raises: the next call raises it, and the member does not join again."""
+    """If on_partitions_lost raises, the next poll raises the error and the member does not join again."""
     topic, events = witness_of.topic_with(10), EventRecorder()
     broken = Broken("on_partitions_lost", ValueError("the store is down"))
 
@@ -308,7 +308,7 @@ async def test_an_error_on_loss_ends_the_member(witness_of, group):
 
 
 async def test_an_error_on_revocation_at_stop_is_an_event(witness_of, group):
-    """Finished records stay committed, and the member leaves at once."""
+    """If on_partitions_revoked raises during stop(), an event has the error, and the member commits and leaves."""
     topic, events = witness_of.topic_with(10), EventRecorder()
     broken = Broken("on_partitions_revoked", ValueError("the store is down"))
 
@@ -322,8 +322,8 @@ async def test_an_error_on_revocation_at_stop_is_an_event(witness_of, group):
     assert await witness_of.committed(group, topic, 1) == {0: 5}
 
 
-async def test_a_kept_partition_is_sought_by_an_override(witness_of, group):
-    """In a cooperative rebalance, an override of a kept partition applies, once."""
+async def test_an_override_applies_to_a_kept_partition(witness_of, group):
+    """In a cooperative rebalance, an override of a kept partition applies once."""
     topic, events, says = witness_of.topic(2), EventRecorder(), {}
     witness_of.fill(topic, 2, 10)
 

@@ -22,7 +22,7 @@ def partitions(topic, *numbers):
 
 
 async def test_kept_partitions_are_read_while_another_member_drains(new_topic, new_consumer, witness, group):
-    """A member that takes long over its record delays only its own revoked partitions."""
+    """While one member finishes records of a revoked partition, other members read the partitions that they keep."""
     topic, let_go, in_flight = new_topic(6), asyncio.Event(), []
     options = {"group_id": group, "auto_offset_reset": "latest", "rebalance_drain_ms": 100_000, **QUICK}
     slow_events, quick_events = EventRecorder(), EventRecorder()
@@ -43,7 +43,7 @@ async def test_kept_partitions_are_read_while_another_member_drains(new_topic, n
         for one in slow.assignment():
             await slow.position(one)  # resolves "latest" to the current end
         for one in slow.assignment():
-            witness.produce(topic, [b"in hand"], partition=one.partition)
+            witness.produce(topic, [b"in flight"], partition=one.partition)
         reading = asyncio.create_task(be_slow(slow))
         await until(lambda: len(in_flight) == 3)
         # It may have had all six partitions, and revoked three, before the other member joined.
@@ -70,7 +70,7 @@ async def test_kept_partitions_are_read_while_another_member_drains(new_topic, n
 
 
 async def test_kept_partitions_keep_their_position_and_pause(new_topic, new_consumer, witness, group):
-    """A sought position, a pause and buffered records survive a rebalance that keeps the partition (B16)."""
+    """A partition that a member keeps in a rebalance keeps its position and its pause (B16)."""
     topic, events = new_topic(4), EventRecorder()
     witness.fill(topic, 4, 100)
 
@@ -95,7 +95,7 @@ async def test_kept_partitions_keep_their_position_and_pause(new_topic, new_cons
 
 
 async def test_no_record_is_delivered_after_the_revocation(new_topic, new_consumer, witness, group):
-    """None of its records follows on_partitions_revoked; each record is delivered once in the group."""
+    """After on_partitions_revoked no record of the partitions is delivered, and the group handles each record once."""
     topic, gone, late = new_topic(6), set(), []
     witness.produce(topic, (b"%d" % n for n in range(20_000)))
 
@@ -133,7 +133,7 @@ async def test_no_record_is_delivered_after_the_revocation(new_topic, new_consum
 
 
 async def test_a_join_contains_owned_partitions(witness_of, group):
-    """The subscription contains owned partitions and their generation, so that any leader can keep them in place."""
+    """A member joins with the partitions that it owns and their generation."""
     topic, events = witness_of.topic(4), EventRecorder()
 
     async with witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **QUICK) as first:
@@ -151,7 +151,7 @@ async def test_a_join_contains_owned_partitions(witness_of, group):
 
 
 async def test_one_join_offers_every_assignor_in_order(witness_of, group):
-    """Several strategies are offered in one JoinGroup, the preferred one first (B1)."""
+    """All strategies are offered in one JoinGroup request, in the configured order (B1)."""
     topic = witness_of.topic(2)
     strategies = ("cooperative-sticky", "sticky", "roundrobin", "range")
 
@@ -167,7 +167,7 @@ async def test_one_join_offers_every_assignor_in_order(witness_of, group):
 
 
 async def test_a_group_with_an_eager_member_rebalances_eagerly(new_topic, new_consumer, witness, group):
-    """("cooperative-sticky", "range") beside ("range",): the common strategy is used, and no record is read twice."""
+    """A cooperative member in a group with an eager one uses the common strategy, and no record is handled twice."""
     topic = new_topic(6)
     both = ("cooperative-sticky", "range")
 
@@ -185,7 +185,7 @@ async def test_a_group_with_an_eager_member_rebalances_eagerly(new_topic, new_co
 
 
 async def test_two_sticky_consumers_in_one_process_are_independent(new_topic, new_consumer, group):
-    """Assignors have no state: two groups in one process assign their own partitions (B10)."""
+    """Two groups in one process assign their own partitions with the sticky assignor (B10)."""
     topics, events = (new_topic(4), new_topic(4)), (EventRecorder(), EventRecorder())
     options = {"partition_assignment_strategy": "sticky", **QUICK}
 
@@ -207,7 +207,7 @@ async def test_two_sticky_consumers_in_one_process_are_independent(new_topic, ne
 async def test_a_new_topic_is_assigned(  # noqa: PLR0917 - fixtures
     new_topic, new_consumer, kafka_server, witness, group, strategy
 ):
-    """A pattern includes topics created later, on every member, though none of them knew the topic (B17)."""
+    """All members read topics that match their pattern and are created later (B17)."""
     base = new_topic(2)
     options = {"group_id": group, "metadata_max_age_ms": 300, **QUICK, "partition_assignment_strategy": strategy}
     pattern = rf"{base}(-later)?"
@@ -231,7 +231,7 @@ async def test_a_new_topic_is_assigned(  # noqa: PLR0917 - fixtures
 
 
 async def test_a_newer_rebalance_cancels_a_running_callback(new_topic, new_consumer, witness, group):
-    """The callback is called again with the assignment of the next generation."""
+    """A callback that is running at the next rebalance is canceled, and called again with the new assignment."""
     topic, calls, cancelled = new_topic(4), [], []
 
     async def slow(_consumer, _old, new):

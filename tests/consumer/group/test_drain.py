@@ -15,14 +15,14 @@ both_protocols = pytest.mark.parametrize("protocol", ["classic", "consumer"])
 
 
 async def with_one_of_each(consumer):
-    """Have a record of both partitions in flight."""
+    """Read records until one of each partition is in flight."""
     held = await consumer.getmany(min_records=2)
     assert {record.partition for record in held} == {0, 1}
 
 
 @both_protocols
 async def test_a_rebalance_does_not_wait_for_records_that_are_never_committed(quick, group, protocol, recorder):
-    """Nothing is committed for this consumer: its partition is revoked without another poll."""
+    """A consumer that commits nothing releases a revoked partition without another poll."""
     topic = quick.topic_with(1, partitions=2)
     options = {"group_id": group, "group_protocol": protocol, "enable_auto_commit": False, **LONG}
 
@@ -35,7 +35,7 @@ async def test_a_rebalance_does_not_wait_for_records_that_are_never_committed(qu
 
 @both_protocols
 async def test_a_rebalance_waits_for_records_that_the_user_commits(quick, group, protocol):
-    """A consumer that has committed explicitly before may finish its records and commit them."""
+    """A consumer that has called commit() before may finish and commit its records before the revocation."""
     topic = quick.topic_with(1, partitions=2)
     options = {"group_id": group, "group_protocol": protocol, "enable_auto_commit": False, **LONG}
 

@@ -1,4 +1,4 @@
-"""Reactions to the error codes of group requests, as seen on the wire and by the reader."""
+"""Reactions to the error codes of group requests."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def joins(witness, client):
     return [frame.message.member_id for frame in witness.proxy.requests(JoinGroupRequest, client_id=client)]
 
 
-async def do_what_it_takes(consumer, kind, refused):
-    """Provoke the refusal: a commit has to be requested, everything else happens by itself."""
+async def provoke_refusal(consumer, kind, refused):
+    """Call commit() if it is the request to refuse, and wait for the refusal."""
     if kind is OffsetCommitRequest:
         await consumer.commit()
     await refused.wait_applied()
@@ -71,7 +71,7 @@ async def do_what_it_takes(consumer, kind, refused):
 @pytest.mark.parametrize("kind", [*OF_MEMBERSHIP, OffsetCommitRequest], **BY_KIND)
 @pytest.mark.parametrize("code", [14, 15, 16])
 async def test_a_loading_or_moved_coordinator_is_retried(witness_of, group, kind, code):
-    """14: after a pause; 15 and 16: the coordinator is looked up first. No error, no partition lost."""
+    """Codes 14, 15 and 16 are retried after a pause, and for 15 and 16 the coordinator is looked up first."""
     topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
     options = {**QUICK, "heartbeat_interval_ms": 300, "group_id": group, "client_id": group, "hooks": [events]}
 
@@ -79,7 +79,7 @@ async def test_a_loading_or_moved_coordinator_is_retried(witness_of, group, kind
     with proxy.edit_answer(kind, refusing(code), skip=int(kind is JoinGroupRequest)) as refused:
         async with witness_of.consumer(topic, **options) as consumer:
             got = [(await consumer.getone()).offset]
-            await do_what_it_takes(consumer, kind, refused)
+            await provoke_refusal(consumer, kind, refused)
             await until(lambda: asked_again(proxy, kind, group) is not None)
             got += [(await consumer.getone()).offset for _ in range(9)]
 
@@ -92,8 +92,8 @@ async def test_a_loading_or_moved_coordinator_is_retried(witness_of, group, kind
         assert any(name_of(code) in event.error for event in events.of(GroupRequestFailed))
 
 
-async def test_a_takeover_that_fetched_no_committed_offsets_is_repeated(witness_of, group):
-    """A hanging transaction holds the committed offsets back (KIP-447) for longer than one takeover waits."""
+async def test_unstable_committed_offsets_are_fetched_again(witness_of, group):
+    """Committed offsets that a pending transaction makes unstable (KIP-447) are fetched again until they are stable."""
     topic, events, proxy = witness_of.topic_with(3), EventRecorder(), witness_of.proxy
     options = {**QUICK, "max_poll_interval_ms": 1_000, "group_id": group, "hooks": [events]}
 
@@ -109,7 +109,7 @@ async def test_a_takeover_that_fetched_no_committed_offsets_is_repeated(witness_
 
 
 def asked_again(proxy, kind, client):
-    """Return how long after the refused response the request was repeated; a sync is repeated by way of a join."""
+    """Return the time from the refusal to the repeated request, which is a join if a sync was refused."""
     return since_refusal(proxy, kind, client, JoinGroupRequest if kind is SyncGroupRequest else kind)
 
 
@@ -118,14 +118,14 @@ def looked_up_again(proxy, kind, client):
 
 
 def since_refusal(proxy, kind, client, then):
-    """Return how long after a refused response of ``kind`` the next request of another kind was sent."""
+    """Return the time from the refusal of a request of ``kind`` to the next request of the kind ``then``."""
     refused = proxy.answers(kind, client_id=client)[int(kind is JoinGroupRequest) :]
     later = [f.at - refused[0].at for f in proxy.requests(then, client_id=client) if refused and f.at > refused[0].at]
     return later[0] if later else None
 
 
 async def test_retries_at_a_loading_coordinator_back_off(witness_of, group):
-    """A join that is refused repeatedly is retried after 100, 200, 400 ms, each a fifth more or less."""
+    """A join that is refused repeatedly is retried after 100, 200 and 400 ms, each plus or minus a fifth."""
     topic, proxy = witness_of.topic_with(1), witness_of.proxy
 
     with proxy.edit_answer(JoinGroupRequest, refusing(14), skip=1, times=3) as refused:
@@ -145,7 +145,10 @@ async def test_retries_at_a_loading_coordinator_back_off(witness_of, group):
 
 @pytest.mark.parametrize("code", [22, 25])
 async def test_a_heartbeat_error_that_ends_the_membership_rejoins(witness_of, group, code):
-    """22: partitions are lost and joined for with the same id; 25: with a new one. Records in flight are repeated."""
+    """After code 22 or 25 of a heartbeat, the partitions are lost and the member joins again.
+
+    Its record in flight is delivered again.
+    """
     topic, events = witness_of.topic_with(10), EventRecorder()
     options = {**QUICK, "group_id": group, "client_id": group, "hooks": [events]}
 
@@ -177,7 +180,7 @@ def assert_rejoined(witness, client, code):
 @pytest.mark.parametrize("kind", [JoinGroupRequest, SyncGroupRequest], **BY_KIND)
 @pytest.mark.parametrize("code", [22, 25, 27])
 async def test_a_join_error_joins_again(witness_of, group, kind, code):
-    """22 and 27: with the same id; 25: with a new one. Nothing was owned, so nothing is lost."""
+    """Codes 22, 25 and 27 of a join or sync are followed by another join, which has a new member id after 25."""
     topic, events = witness_of.topic_with(1), EventRecorder()
     options = {**QUICK, "group_id": group, "client_id": group, "hooks": [events]}
 
@@ -191,7 +194,7 @@ async def test_a_join_error_joins_again(witness_of, group, kind, code):
 
 
 async def test_a_heartbeat_that_announces_a_rebalance_joins(witness_of, group):
-    """27: the next generation is joined with the same id; kept partitions are neither lost nor read twice."""
+    """After code 27 of a heartbeat, the member joins with its id, and kept partitions are read on."""
     topic, events = witness_of.topic_with(10), EventRecorder()
 
     async with witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **QUICK) as consumer:
@@ -206,7 +209,7 @@ async def test_a_heartbeat_that_announces_a_rebalance_joins(witness_of, group):
 
 
 async def test_member_id_required_joins_again_with_the_id(witness_of, group):
-    """79: the second join contains the id of the response, at once, and the broker knows the member by it."""
+    """After code 79 the member joins again with the id of the response."""
     topic, proxy = witness_of.topic_with(1), witness_of.proxy
 
     async with witness_of.consumer(topic, group_id=group, client_id=group, **QUICK) as consumer:
@@ -224,7 +227,7 @@ async def test_member_id_required_joins_again_with_the_id(witness_of, group):
 
 @pytest.mark.parametrize("code", [22, 25])
 async def test_a_commit_error_that_ends_the_membership_raises(witness_of, group, code):
-    """The error says that records are delivered again; partitions are lost, and the group is joined again."""
+    """Codes 22 and 25 of a commit raise CommitFailedError, the partitions are lost, and the member joins again."""
     topic, events = witness_of.topic_with(10), EventRecorder()
     options = {**QUICK, "group_id": group, "client_id": group, "hooks": [events]}
 
@@ -242,7 +245,7 @@ async def test_a_commit_error_that_ends_the_membership_raises(witness_of, group,
 
 
 async def test_a_commit_in_a_rebalance_waits_for_its_end(witness_of, group):
-    """27: the same offsets are committed a little later, and the caller sees no error."""
+    """After code 27, commit() sends the same offsets again and raises nothing."""
     topic, proxy = witness_of.topic_with(10), witness_of.proxy
 
     async with witness_of.consumer(topic, group_id=group, client_id=group, **QUICK) as consumer:
@@ -266,7 +269,7 @@ async def test_a_commit_in_a_rebalance_waits_for_its_end(witness_of, group):
 )
 @pytest.mark.parametrize("by_hand", [True, False], ids=["commit()", "automatic"])
 async def test_a_permanently_refused_commit_raises(witness_of, group, code, error, by_hand):
-    """commit() raises the typed error; for an automatic commit the next poll raises it."""
+    """A permanent error code of a commit is raised by commit(), or by the next poll after an automatic commit."""
     topic = witness_of.topic_with(10)
     options = {**QUICK, "auto_commit_interval_ms": 60_000 if by_hand else 50, "enable_auto_commit": not by_hand}
 
@@ -304,7 +307,7 @@ async def read_on(consumer):
     ],
 )
 async def test_a_fatal_error_code_reaches_the_reader(witness_of, group, kind, code, error):
-    """Every further call raises the typed error with the code's name and number; stop() is quick."""
+    """A fatal error code is raised by every further poll, and stop() ends within 10 s."""
     topic = witness_of.topic_with(1)
 
     async with witness_of.consumer(topic, group_id=group, **QUICK) as consumer:
@@ -321,7 +324,7 @@ async def test_a_fatal_error_code_reaches_the_reader(witness_of, group, kind, co
 
 @pytest.mark.parametrize("code", [74, 75, 76, 78, 88, 100, 103, 106, 110, 111, 112, 113])
 async def test_b13_newer_codes_have_their_names(witness_of, group, code):
-    """B13: whether it is retried, joined again or raised, the event or error names the code as Kafka does."""
+    """The event of a newer error code has Kafka's name of the code (B13)."""
     topic, events = witness_of.topic_with(1), EventRecorder()
     options = {**QUICK, "group_id": group, "hooks": [events], "default_api_timeout_ms": 300}
     name = ErrorCode(code).name
@@ -336,7 +339,7 @@ async def test_b13_newer_codes_have_their_names(witness_of, group, code):
 
 
 async def test_b13_a_final_commit_error_has_the_error_of_its_code_as_cause(witness_of, group):
-    """B13: a commit that keeps failing raises from the error of its code, with class, number and name."""
+    """The error of a commit that keeps failing has the error of its code as cause (B13)."""
     topics, codes = {witness_of.topic_with(1): code for code in (88, 100, 113)}, {}
     options = {**QUICK, "enable_auto_commit": False, "default_api_timeout_ms": 3_000}
 
@@ -368,7 +371,7 @@ async def test_b13_a_final_commit_error_has_the_error_of_its_code_as_cause(witne
 
 @pytest.mark.parametrize(("code", "times"), [(14, 2), (15, 2), (16, 2), (25, 1), (30, 1), (999, 1)])
 async def test_leave_is_sent_twice_at_most(witness_of, group, code, times):
-    """14, 15, 16: sent once more; whatever the outcome, stop() ends soon and raises nothing."""
+    """LeaveGroup is repeated once after codes 14, 15 and 16, and stop() raises nothing."""
     topic, events, proxy = witness_of.topic_with(1), EventRecorder(), witness_of.proxy
     consumer = witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **QUICK)
     await consumer.start()
@@ -388,7 +391,7 @@ async def test_leave_is_sent_twice_at_most(witness_of, group, code, times):
 
 
 async def test_a_heartbeat_error_of_a_former_generation_is_ignored(witness_of, group):
-    """A heartbeat's 25 that arrives in the next generation loses no partition and causes no join."""
+    """Code 25 of a heartbeat that arrives in the next generation loses no partition and causes no join."""
     topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
     options = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 100, "metadata_max_age_ms": 200}
 
@@ -410,7 +413,7 @@ async def test_a_heartbeat_error_of_a_former_generation_is_ignored(witness_of, g
 
 
 async def test_a_heartbeat_error_during_a_join_is_ignored(witness_of, group):
-    """A heartbeat's 25 that arrives during a join is left to the join: owned partitions stay and are read on."""
+    """Code 25 of a heartbeat that arrives during a join loses no partition, and reading continues."""
     topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
     options = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 100, "metadata_max_age_ms": 200}
 
@@ -433,7 +436,7 @@ async def test_a_heartbeat_error_during_a_join_is_ignored(witness_of, group):
 
 
 async def test_a_commit_refused_for_a_former_generation_is_sent_again(witness_of, group):
-    """A commit's 22 that arrives in the next generation loses nothing: offsets of owned partitions are sent again."""
+    """Code 22 of a commit that arrives in the next generation loses no partition, and the offsets are sent again."""
     topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
     options = {"session_timeout_ms": 60_000, "metadata_max_age_ms": 200, "auto_commit_interval_ms": 60_000}
 
@@ -457,7 +460,7 @@ async def test_a_commit_refused_for_a_former_generation_is_sent_again(witness_of
 
 
 async def test_group_error_reactions_override_the_defaults(witness_of, group):
-    """With {14: "fail"}, a loading coordinator is an error for the reader."""
+    """With group_error_reactions={14: "fail"}, code 14 raises at the next poll."""
     topic = witness_of.topic_with(1)
 
     async with witness_of.consumer(topic, group_id=group, group_error_reactions={14: "fail"}, **QUICK) as consumer:
@@ -470,7 +473,7 @@ async def test_group_error_reactions_override_the_defaults(witness_of, group):
 
 @pytest.mark.parametrize("kind", [*OF_MEMBERSHIP, OffsetCommitRequest], **BY_KIND)
 async def test_group_error_reactions_may_be_functions(witness_of, group, kind):
-    """The function gets the code and returns a reaction: here, an unknown code is retried."""
+    """A function in group_error_reactions is called with the error code and returns the reaction."""
     topic, events, asked = witness_of.topic_with(10), EventRecorder(), []
 
     def decide(code):
@@ -481,7 +484,7 @@ async def test_group_error_reactions_may_be_functions(witness_of, group, kind):
     with witness_of.proxy.edit_answer(kind, refusing(999), skip=int(kind is JoinGroupRequest)) as refused:
         async with witness_of.consumer(topic, **options) as consumer:
             got = [(await consumer.getone()).offset]
-            await do_what_it_takes(consumer, kind, refused)
+            await provoke_refusal(consumer, kind, refused)
             got += [(await consumer.getone()).offset for _ in range(9)]
 
     assert list(range(10)) == got
@@ -500,7 +503,7 @@ async def test_group_error_reactions_may_be_functions(witness_of, group, kind):
     ids=["a word that is none", "nothing", "an exception"],
 )
 async def test_an_invalid_reaction_of_a_function_raises(witness_of, group, kind, decide, words):
-    """The next poll, or commit(), raises a ConfigurationError with the allowed reactions."""
+    """A reaction function that raises or returns an unknown reaction causes a ConfigurationError at the next call."""
     topic = witness_of.topic_with(1)
     options = {**QUICK, "group_id": group, "group_error_reactions": {999: decide}, "enable_auto_commit": False}
 
@@ -517,6 +520,6 @@ async def commit_one(consumer):
 
 @pytest.mark.parametrize("reactions", [{14: "dance"}, {"14": "retry"}, ["retry"], {14: None}])
 def test_invalid_group_error_reactions_raise_at_once(witness_of, reactions):
-    """Reactions that are recognizably invalid raise before anything starts."""
+    """Invalid group_error_reactions raise in the constructor."""
     with pytest.raises(ConfigurationError, match="group_error_reactions"):
         witness_of.consumer("any", group_id="g", group_error_reactions=reactions)

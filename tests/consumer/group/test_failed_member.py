@@ -1,4 +1,4 @@
-"""A group member that failed: each polling call raises the cause."""
+"""A group member that failed: each poll raises the cause."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def expect_from_each_call(consumer, kind, text, recorder):
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_callback_that_raised_is_the_cause(kafka, group, protocol, recorder):
-    """The error names the callback and what it raised."""
+    """After an error of a callback, every way of reading raises it with the name of the callback."""
 
     async def callback(*_):
         raise ValueError("no such tenant")
@@ -44,14 +44,14 @@ async def test_a_callback_that_raised_is_the_cause(kafka, group, protocol, recor
 
 
 async def test_a_session_timeout_that_the_broker_refuses_is_the_cause(kafka, group, recorder):
-    """The broker requires at least 6 s."""
+    """After the broker has refused the session timeout, every way of reading raises INVALID_SESSION_TIMEOUT."""
     options = {"session_timeout_ms": 200, "heartbeat_interval_ms": 50, "hooks": [recorder]}
     async with kafka.consumer(kafka.topic_with(1), group_id=group, **options) as consumer:
         await expect_from_each_call(consumer, BrokerError, "INVALID_SESSION_TIMEOUT", recorder)
 
 
 async def test_a_fenced_member_fails_with_the_fencing_as_its_cause(kafka, group, recorder):
-    """Two members with one group_instance_id: the older one is fenced."""
+    """When another member has taken its group_instance_id, every way of reading raises FencedMemberError."""
     topic = kafka.topic_with(1)
     options = {"group_id": group, "group_instance_id": "only", "heartbeat_interval_ms": 100}
     async with kafka.consumer(topic, hooks=[recorder], **options) as older:

@@ -1,4 +1,4 @@
-"""Group membership: each partition has one owner, and each record is handled, whatever members join and leave."""
+"""Group membership: each partition has one owner and each record is handled, whichever members join and leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.event_recorder import EventRecorder
 
 
 async def test_two_members_share_six_partitions(new_topic, new_consumer, witness, group):
-    """Each has three, the broker agrees, and each record is handled once."""
+    """Two members get three of six partitions each, as the broker knows, and each record is handled once."""
     topic = new_topic(6)
 
     async with ConsumerGroup(new_consumer, topic, group_id=group) as crew:
@@ -31,7 +31,7 @@ async def test_two_members_share_six_partitions(new_topic, new_consumer, witness
 
 
 async def test_a_third_member_joins_and_one_leaves(new_topic, new_consumer, witness, group):
-    """Records are produced all the while: each is handled once, as revocations are clean."""
+    """While a member joins and another leaves under load, each record is handled once."""
     topic = new_topic(6)
 
     async with ConsumerGroup(new_consumer, topic, group_id=group, heartbeat_interval_ms=300) as crew:
@@ -58,7 +58,7 @@ def produce_in_portions(witness, topic):
 
 
 async def test_roundrobin_assigns_in_turn(new_topic, new_consumer, witness, group):
-    """Two topics of three partitions and two members: round robin assigns three each, range four and two."""
+    """With roundrobin, two members get three partitions each of two topics of three; with range, four and two."""
     first, second = sorted((new_topic(3), new_topic(3)))
     shares = {}
 
@@ -73,7 +73,7 @@ async def test_roundrobin_assigns_in_turn(new_topic, new_consumer, witness, grou
 
 
 async def test_range_assigns_seven_partitions_to_three_members(new_topic, new_consumer, witness, group):
-    """The first members get one more."""
+    """With range, the first of three members gets three of seven partitions, the others two each."""
     topic = new_topic(7)
 
     async with ConsumerGroup(new_consumer, topic, group_id=group, partition_assignment_strategy="range") as crew:
@@ -87,7 +87,7 @@ async def test_range_assigns_seven_partitions_to_three_members(new_topic, new_co
 
 
 async def test_stop_leaves_the_group_at_once(new_topic, new_consumer, witness, group):
-    """After stop() the broker has no such member, long before its session would expire."""
+    """stop() removes the member from the group, without waiting for its session to expire."""
     events = EventRecorder()
     consumer = new_consumer(new_topic(), group_id=group, session_timeout_ms=60_000, hooks=[events])
     await consumer.start()
@@ -104,7 +104,7 @@ async def test_stop_leaves_the_group_at_once(new_topic, new_consumer, witness, g
 
 
 async def test_a_slow_handler_keeps_its_membership(new_topic, new_consumer, witness, group):
-    """A handler may await for longer than the session: heartbeats are sent by another task."""
+    """A member that handles a record for longer than its session stays in the group."""
     topic, events = new_topic(), EventRecorder()
     witness.produce(topic, [b"slow"])
     options = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 300}
@@ -120,7 +120,7 @@ async def test_a_slow_handler_keeps_its_membership(new_topic, new_consumer, witn
 
 
 async def test_a_killed_member_is_replaced_after_its_session(new_topic, new_consumer, witness, group):
-    """The others get its partitions, with its unfinished records."""
+    """When the session of a killed member has expired, another member handles its unfinished records."""
     topic = new_topic(2)
     options = {"group_id": group, "session_timeout_ms": 1_500, "heartbeat_interval_ms": 300}
     witness.produce(topic, (b"%d" % n for n in range(100)))
@@ -140,7 +140,7 @@ async def test_a_killed_member_is_replaced_after_its_session(new_topic, new_cons
 
 
 async def test_members_without_a_common_assignor_raise(new_topic, new_consumer, group):
-    """The second member's next call names the option to set; the first one continues."""
+    """A member without a common assignor raises an error with the option to set, and the other member continues."""
     topic, events = new_topic(), EventRecorder()
 
     async with new_consumer(topic, group_id=group, partition_assignment_strategy="range", hooks=[events]) as first:
@@ -153,7 +153,7 @@ async def test_members_without_a_common_assignor_raise(new_topic, new_consumer, 
 
 @pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
 async def test_librdkafka_members_share_the_group(new_topic, new_consumer, kafka_server, group, strategy):
-    """Every partition has one owner, whichever library leads."""
+    """Members of tailrace and librdkafka in one group get distinct partitions with each strategy."""
     from confluent_kafka import Consumer as Confluent  # noqa: PLC0415 - the one use
 
     topic, events = new_topic(4), EventRecorder()
@@ -187,7 +187,7 @@ def poll_until(consumer, share):
 
 
 async def test_new_partitions_are_assigned(new_topic, new_consumer, witness, group, kafka_server):
-    """Partitions added while the group runs get owners, and are read from their beginning."""
+    """Partitions added while the group runs are assigned and read from their beginning."""
     topic = new_topic(2)
 
     async with ConsumerGroup(new_consumer, topic, group_id=group, metadata_max_age_ms=500) as crew:

@@ -1,4 +1,4 @@
-"""Members of groups of other kinds than consumers, as with kafka-python's coordinator."""
+"""Members of groups of other protocol types than consumers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUICK = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 100}
 
 
 class Election:
-    """Role with one primary and standbys: the member with the largest weight is first."""
+    """Role of a primary and standbys: the member with the largest weight becomes the primary."""
 
     protocol_type = "election"
 
@@ -64,7 +64,7 @@ async def agree(members, count):
 
 
 async def test_a_group_member_role_can_elect_a_leader(kafka, group):
-    """Each member sends its weight, the leader assigns, each reads its state; the broker has type and protocol."""
+    """Each member joins with its data, the leader assigns a state to each, and each member gets its state."""
     first, second = Election(b"1"), Election(b"2")
 
     async with member(kafka, group, first, client_id=group) as one:
@@ -105,7 +105,7 @@ async def wait_for_next(one, number):
 
 
 async def test_the_leader_assigns_from_all_members_data(kafka, group):
-    """assign() gets the leader's id, the protocol and each member's bytes; it is not called on followers."""
+    """The leader's assign() is called with the protocol and the bytes of all members."""
     first, second = Election(b"heavy"), Election("light")
 
     async with member(kafka, group, first) as one, member(kafka, group, second) as other:
@@ -117,7 +117,7 @@ async def test_the_leader_assigns_from_all_members_data(kafka, group):
 
 
 async def test_the_chosen_protocol_is_offered_by_all_members(kafka, group):
-    """The preferred one of two; the second if a member offers only that; without a common one, an error."""
+    """The group uses the first protocol that all members offer, and a member without a common one raises."""
     both, latter, neither = Election(protocols=("a", "b")), Election(protocols=("b",)), Election(protocols=("c",))
 
     async with member(kafka, group, both) as one:
@@ -133,7 +133,7 @@ async def test_the_chosen_protocol_is_offered_by_all_members(kafka, group):
 
 
 async def test_another_protocol_type_is_refused(kafka, group):
-    """A consumer in a group of another kind, and the reverse, gets an error that names the protocol type."""
+    """A consumer that joins a group of another protocol type raises NoCommonAssignorError."""
     topic = kafka.topic_with(1)
 
     async with member(kafka, group, Election()) as one:
@@ -144,7 +144,7 @@ async def test_another_protocol_type_is_refused(kafka, group):
 
 
 async def test_many_tasks_may_wait_for_one_join(kafka, group):
-    """Ten tasks that wait for the membership cost one join and one sync; rejoin() sends the new data."""
+    """Ten tasks that wait in joined() share one join, and rejoin() sends the role's current data."""
     role = Election(b"1")
 
     async with member(kafka, group, role, client_id=group) as one:
@@ -158,8 +158,8 @@ async def test_many_tasks_may_wait_for_one_join(kafka, group):
     assert list(role.dealt[-1][2].values()) == [b"2"]
 
 
-async def test_heartbeats_and_leave(kafka, group):
-    """Heartbeats are sent at their interval, and none after stop(), which leaves and may be called twice."""
+async def test_stop_ends_heartbeats_and_leaves(kafka, group):
+    """After stop(), which leaves the group once, a member sends no heartbeats."""
     async with member(kafka, group, Election(), client_id=group) as one:
         await one.joined()
         await until(lambda: len(kafka.proxy.requests(HeartbeatRequest, client_id=group)) >= 3)
@@ -174,10 +174,7 @@ async def test_heartbeats_and_leave(kafka, group):
 
 
 async def test_an_error_of_the_role_ends_the_membership(kafka, group):
-    """assign() raises, names a stranger or returns no bytes, or on_joined() raises: joined() raises it.
-
-    The member leaves, so that others do not wait for its session to expire.
-    """
+    """If assign() or on_joined() raises or returns an invalid result, joined() raises and the member leaves."""
 
     class Raises(Election):
         def assign(self, *_):
@@ -211,7 +208,7 @@ async def test_an_error_of_the_role_ends_the_membership(kafka, group):
 
 
 async def test_a_role_cannot_stop_its_member(kafka, group):
-    """Its method would wait for itself: stop() raises there, and works in another task."""
+    """stop() raises inside a method of the role, and succeeds in another task."""
     stopped = []
 
     class Leaves(Election):
@@ -226,7 +223,7 @@ async def test_a_role_cannot_stop_its_member(kafka, group):
 
 
 def test_an_invalid_role_raises():
-    """The error names all missing attributes; so does one for an empty list of protocols."""
+    """The constructor raises if a role lacks methods or protocols, and for group_protocol="consumer"."""
 
     class Half:
         protocol_type = "half"
@@ -242,8 +239,8 @@ def test_an_invalid_role_raises():
         GroupMember(Election(), group_protocol="consumer")
 
 
-async def test_the_default_group(kafka):
-    """Without a group_id it is tailrace-default-group; joined() raises before start()."""
+async def test_a_member_without_a_group_id_joins_the_default_group(kafka):
+    """A member without a group_id joins the group tailrace-default-group, and joined() raises before start()."""
     one = GroupMember(Election(), bootstrap_servers=kafka.bootstrap_servers, **QUICK)
     with pytest.raises(ConsumerStateError, match="not started"):
         await one.joined()
@@ -255,7 +252,7 @@ async def test_the_default_group(kafka):
 
 
 async def test_role_data_must_be_bytes(kafka, group):
-    """Data that are neither bytes nor have encode() raise, and the member does not join with them."""
+    """If a role returns data that are neither bytes nor text, joined() raises."""
     async with member(kafka, group, role := Election()) as one:
         await one.joined()
         role.weight = 5

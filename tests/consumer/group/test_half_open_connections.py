@@ -1,4 +1,4 @@
-"""Half-open connections under requests that the coordinator may hold for minutes."""
+"""Half-open connections under requests that the coordinator may answer only after minutes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ FAULTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_join_on_a_half_open_connection_is_sent_again(witness_of, group, fault):
-    """One connection swallows all requests while heartbeats use another; the group waits one session at most.
+    """A join or sync without a response within the session is sent again on another connection.
 
-    Without a bound of its own a join waits as long as a rebalance may take, which is five minutes by default.
+    Otherwise the group would wait for max_poll_interval_ms, five minutes by default.
     """
     topic, events = witness_of.topic(2), EventRecorder()
     options = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 200, "max_poll_interval_ms": 240_000}
@@ -60,7 +60,10 @@ class SlowListener:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
 async def test_repeated_joins_do_not_disturb_a_long_rebalance(witness_of, group, is_static):
-    """The waiting member keeps its id, the other its partitions; one event is emitted, not one for each join."""
+    """Joins that are repeated during a long rebalance start no further generation and lose no partition.
+
+    One event is emitted for all of them.
+    """
     topic, slow = witness_of.topic(2), SlowListener()
     older, newer = EventRecorder(), EventRecorder()
     options = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 200, "max_poll_interval_ms": 240_000}

@@ -1,4 +1,4 @@
-"""Requests of a membership, as seen on the wire."""
+"""Requests of a member of a group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def first(kafka, kind, client):
 
 
 async def test_requests_come_in_order(kafka, group):
-    """Versions, cluster, coordinator, join and sync, committed offsets, and only then fetches."""
+    """A member requests versions, metadata, coordinator, join, sync, committed offsets and records in this order."""
     topic = kafka.topic_with(5)
 
     async with kafka.consumer(topic, group_id=group, client_id=group, **QUICK) as consumer:
@@ -50,7 +50,7 @@ async def test_requests_come_in_order(kafka, group):
 
 
 async def test_an_assignment_lists_topics_and_partitions(kafka, group):
-    """A topic of two partitions and one of one, for two members: the second topic is in one assignment only."""
+    """With range, the second of two members gets no partition of a topic that has only one."""
     first, second = kafka.topic(2), kafka.topic(1)
     options = {"group_id": group, "partition_assignment_strategy": "range", **QUICK}
 
@@ -64,7 +64,7 @@ async def test_an_assignment_lists_topics_and_partitions(kafka, group):
 
 
 async def test_only_the_leader_assigns(kafka, group):
-    """The leader's sync has the assignment of each member, itself included; the other's has none."""
+    """Only the leader's sync request contains the assignments of all members."""
     topic, names = kafka.topic(4), (f"{group}-1", f"{group}-2")
     options = {"group_id": group, "partition_assignment_strategy": ("range",), **QUICK}
 
@@ -79,7 +79,7 @@ async def test_only_the_leader_assigns(kafka, group):
 
 
 async def test_heartbeats_keep_their_interval(kafka, group):
-    """heartbeat_interval_ms=200 is the time between two heartbeats, of which one is in flight at most."""
+    """Heartbeats are heartbeat_interval_ms apart."""
     topic = kafka.topic_with(1)
 
     options = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 200}
@@ -92,8 +92,8 @@ async def test_heartbeats_keep_their_interval(kafka, group):
     assert median(later - earlier for earlier, later in pairwise(sent)) >= 0.17
 
 
-async def test_rebalance_max_retries(kafka, group):
-    """With 3, a sync that is refused four times ends the membership; pauses grow from the second retry on."""
+async def test_rebalance_max_retries_limits_attempts(kafka, group):
+    """With rebalance_max_retries=3, a rebalance that fails four times raises RebalanceError."""
     topic, options = kafka.topic_with(1), {"rebalance_max_retries": 3, "retry_backoff_ms": 200, **QUICK}
 
     with kafka.proxy.edit_answer(SyncGroupRequest, lambda answer: replace(answer, error_code=27), times=None) as fault:
@@ -107,7 +107,7 @@ async def test_rebalance_max_retries(kafka, group):
 
 
 async def test_committed_offsets_are_fetched_in_each_rebalance(kafka, group):
-    """Added partitions begin at the offset committed then; those of kept ones are not fetched."""
+    """Partitions added in a rebalance start at their committed offsets, which are not fetched for kept ones."""
     topic, events = kafka.topic_with(10, partitions=2), EventRecorder()
     options = {"group_id": group, "auto_commit_interval_ms": 50, **QUICK}
 
@@ -130,7 +130,7 @@ async def test_committed_offsets_are_fetched_in_each_rebalance(kafka, group):
 
 
 async def test_a_callback_sees_the_new_state(kafka, group):
-    """In post_rebalance_callback the consumer returns the new positions and assignment, never a mix."""
+    """During post_rebalance_callback, assignment() and position() return the new assignment and its positions."""
     topic, seen = kafka.topic(3), []
     for partition in range(3):
         await kafka.commit(group, topic, 4, "", partition)
@@ -148,7 +148,7 @@ async def test_a_callback_sees_the_new_state(kafka, group):
 
 
 def test_partitions_are_assigned_in_turn():
-    """Partitions go round the members, whatever their topics: counts differ by one at most."""
+    """The roundrobin assignor assigns the partitions of all topics in turn, so that counts differ by one at most."""
 
     def dealt(members, counts):
         subscribed = [SubscribedMember(f"m{n}", frozenset(counts)) for n in range(members)]

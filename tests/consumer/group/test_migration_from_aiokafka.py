@@ -1,4 +1,4 @@
-"""A live group of aiokafka's members is migrated to tailrace and back, under load."""
+"""A live group of aiokafka members is migrated to tailrace and back, under load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTITIONS, MEMBERS, EACH = 4, 2, 20
 
 
 class Theirs:
-    """Member of aiokafka's, with the interface of ``crew.Member``."""
+    """Member of aiokafka, with the interface of ``consumer_group.Member``."""
 
     def __init__(self, consumer: AIOKafkaConsumer, note) -> None:
         self._consumer, self._note = consumer, note
@@ -41,7 +41,7 @@ class Theirs:
 
 
 class Ours(Member):
-    """Member of tailrace's."""
+    """Member of tailrace."""
 
     def share(self) -> int:
         return len(self.consumer.assignment())
@@ -80,12 +80,12 @@ class Move:
         await self.settle()
 
     async def leave(self) -> None:
-        """Stop the member that has been there for longest."""
+        """Stop the oldest member."""
         await self.members.pop(0).stop()
         await self.settle()
 
     async def replace_all(self, make) -> None:
-        """Replace the members one after the other: the new one joins, the old one leaves, under load."""
+        """Replace the members one after the other under load: a new one joins, and the oldest one leaves."""
         for _ in range(MEMBERS):
             await self.join(make())
             await self.leave()
@@ -100,7 +100,7 @@ class Move:
 
 @pytest.mark.slow
 async def test_a_group_is_migrated_member_by_member_and_back(kafka, group):
-    """roundrobin, then both, then cooperative-sticky alone, and the reverse: no record is lost or repeated."""
+    """While a group moves from roundrobin to cooperative-sticky and back, no record is lost or repeated."""
     move = Move(kafka, group)
     steps = [
         lambda: move.ours("roundrobin"),
@@ -123,7 +123,7 @@ async def test_a_group_is_migrated_member_by_member_and_back(kafka, group):
 
 
 async def test_a_member_without_a_common_strategy_raises(kafka, group):
-    """Tailrace's default beside aiokafka's: the next call names the option, and the others continue."""
+    """A member with the default strategy in a group of aiokafka raises, and the other member continues."""
     move = Move(kafka, group)
     try:
         await move.join(move.theirs())

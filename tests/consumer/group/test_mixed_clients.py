@@ -48,10 +48,10 @@ class TheirMember:
 
 @pytest.mark.parametrize("strategy", ["cooperative-sticky", "range", "roundrobin"])
 @pytest.mark.slow
-async def test_ten_changes_of_membership(  # noqa: PLR0917 - fixtures
+async def test_ten_changes_of_membership_lose_no_record(  # noqa: PLR0917 - fixtures
     new_topic, new_consumer, kafka_server, witness, group, strategy
 ):
-    """Through ten joins and leaves the broker has one owner for each partition, and tailrace's members agree."""
+    """While members of both libraries join and leave, each partition has one owner and each record is handled."""
     topic = new_topic(PARTITIONS)
     theirs: list[TheirMember] = []
     options = {"group_id": group, "partition_assignment_strategy": strategy, "heartbeat_interval_ms": 300}
@@ -104,7 +104,7 @@ async def test_ten_changes_of_membership(  # noqa: PLR0917 - fixtures
 async def test_owned_partitions_are_understood_by_both_libraries(  # noqa: PLR0917 - fixtures
     new_topic, new_consumer, kafka_server, witness, group, leader
 ):
-    """A member that joins a cooperative group moves only its own share, whichever library leads."""
+    """When a member joins a cooperative group, the others keep their partitions except one each, whichever leads."""
     topic, handled = new_topic(6), Counter()
     arguments = (kafka_server.bootstrap_servers, topic, group, "cooperative-sticky", handled)
     options = {"group_id": group, "heartbeat_interval_ms": 300}

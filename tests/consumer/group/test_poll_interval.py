@@ -16,7 +16,7 @@ LIMIT = {"max_poll_interval_ms": 1_000, "heartbeat_interval_ms": 300}
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_consumer_that_is_not_polled_leaves_the_group(quick, group, protocol):
-    """After max_poll_interval_ms the member leaves with an error; it joins again when it is polled."""
+    """A consumer that is not polled leaves the group after max_poll_interval_ms, and joins again when it is polled."""
     topic, events, losses = quick.topic(2), EventRecorder(), []
     quick.produce(topic, (b"%d" % n for n in range(100)))
 
@@ -54,7 +54,7 @@ async def test_a_consumer_that_is_not_polled_leaves_the_group(quick, group, prot
 
 
 async def test_a_waiting_poll_keeps_the_membership(new_topic, new_consumer, witness, group):
-    """A poll that waits, however long, and a consumer without records stay in the group."""
+    """A consumer stays in the group during a long poll, and while it has no records to deliver."""
     topic, events = new_topic(), EventRecorder()
 
     async with new_consumer(topic, group_id=group, hooks=[events], **LIMIT) as consumer:
@@ -68,7 +68,7 @@ async def test_a_waiting_poll_keeps_the_membership(new_topic, new_consumer, witn
 
 
 async def test_b3_a_canceled_getone_does_not_count_as_polling(new_topic, new_consumer, witness, group):
-    """A canceled or timed-out getone() leaves nothing behind that would keep a stuck member in the group (B3)."""
+    """After a canceled getone() and one that timed out, a consumer that is not polled leaves the group (B3)."""
     topic, events = new_topic(), EventRecorder()
 
     async with new_consumer(topic, group_id=group, hooks=[events], **LIMIT) as consumer:
@@ -87,9 +87,9 @@ async def test_b3_a_canceled_getone_does_not_count_as_polling(new_topic, new_con
 
 
 async def test_without_polls_of_any_stream_the_member_leaves(new_topic, new_consumer, witness, group):
-    """While one stream is polled, another may take its time; when none is polled, the member leaves.
+    """A member leaves the group when none of its streams is polled, but not while one of them is.
 
-    The first poll after that raises the reason, and the member joins again, not earlier.
+    The first poll after that raises the reason, and only then the member joins again.
     """
     topic, events = new_topic(2), EventRecorder()
     for partition in range(2):

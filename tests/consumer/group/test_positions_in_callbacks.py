@@ -26,7 +26,7 @@ class Listener:
 
 @both_protocols
 async def test_a_callback_gets_the_start_of_a_partition_without_a_commit(kafka, group, protocol):
-    """The start offset is looked up before any fetch: earliest, with the lag of all records."""
+    """In on_partitions_assigned, position() returns the start of a partition without a commit, and lag() its lag."""
     topic, listener = kafka.topic_with(5), Listener()
     options = {"group_id": group, "group_protocol": protocol, "rebalance_listener": listener}
 
@@ -39,7 +39,7 @@ async def test_a_callback_gets_the_start_of_a_partition_without_a_commit(kafka, 
 
 @both_protocols
 async def test_post_rebalance_callback_may_seek_relative_to_the_position(kafka, group, protocol):
-    """The position of a partition that begins at "latest" is its end; the override is relative to that."""
+    """In post_rebalance_callback, the position of a partition that starts at "latest" is its end offset."""
     topic = kafka.topic_with(5)
 
     async def two_back(consumer, _old, _new):

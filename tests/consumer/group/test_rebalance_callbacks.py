@@ -26,7 +26,7 @@ from tests.support.expulsion import expel
 
 
 async def test_the_override_decides_the_first_record(new_topic, new_consumer, witness, group):
-    """The first record delivered is the one at the returned offset; other partitions begin as usual."""
+    """A partition starts at the offset that post_rebalance_callback returns, and others start as usual."""
     topic = new_topic(2)
     witness.fill(topic, 2, 100)
 
@@ -45,7 +45,7 @@ async def test_the_override_decides_the_first_record(new_topic, new_consumer, wi
 
 
 async def test_the_callback_gets_old_and_new_positions(new_topic, new_consumer, witness, group):
-    """When a second member joins, the first one's callback gets six positions before and three after."""
+    """post_rebalance_callback is called with the positions before and after the rebalance."""
     topic, events, calls = new_topic(6), EventRecorder(), []
     witness.fill(topic, 6, 10)
 
@@ -70,7 +70,7 @@ async def test_the_callback_gets_old_and_new_positions(new_topic, new_consumer, 
 
 
 async def test_the_callback_gets_positions_of_kept_partitions(new_topic, new_consumer, witness, group):
-    """Positions are exact, also if no partition is revoked and nothing was committed since."""
+    """post_rebalance_callback is called with the position of a kept partition, even without a commit."""
     topic, calls = new_topic(2), []
     witness.fill(topic, 2, 10)
 
@@ -92,7 +92,7 @@ async def test_the_callback_gets_positions_of_kept_partitions(new_topic, new_con
 
 
 async def test_a_callback_longer_than_the_session_keeps_the_membership(new_topic, new_consumer, witness, group):
-    """A callback may take longer than the session, and nothing is fetched before it ends (B2)."""
+    """A callback may run for longer than the session, and nothing is fetched before it ends (B2)."""
     topic, events = new_topic(), EventRecorder()
     witness.produce(topic, [b"first", b"second"])
     opened_before_the_end = []
@@ -114,7 +114,7 @@ async def test_a_callback_longer_than_the_session_keeps_the_membership(new_topic
 
 
 async def test_a_seek_in_a_listener_decides_the_first_record(new_topic, new_consumer, witness, group):
-    """A listener may seek the assigned partitions."""
+    """A partition starts at the offset of a seek in on_partitions_assigned."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -129,7 +129,7 @@ async def test_a_seek_in_a_listener_decides_the_first_record(new_topic, new_cons
 
 
 async def test_auto_offset_reset_none_raises_only_after_the_listener(new_topic, new_consumer, witness, group):
-    """The listener may seek one partition after the other; only those left without a position raise."""
+    """With auto_offset_reset="none", only partitions that on_partitions_assigned does not seek raise."""
     topic = new_topic(3)
     witness.fill(topic, 3, 10)
     places = [TopicPartition(topic, partition) for partition in range(3)]
@@ -160,7 +160,7 @@ async def test_auto_offset_reset_none_raises_only_after_the_listener(new_topic, 
 
 
 async def test_a_callback_may_be_a_plain_function(new_topic, new_consumer, witness, group):
-    """A callback need not be a coroutine function."""
+    """post_rebalance_callback may be a plain function."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -171,7 +171,7 @@ async def test_a_callback_may_be_a_plain_function(new_topic, new_consumer, witne
 
 
 async def test_invalid_overrides_are_rejected(new_topic, new_consumer, witness, group):
-    """One of a foreign partition and a negative one emit events and change nothing."""
+    """A negative override, and one of a partition that is not assigned, are ignored with an event."""
     topic, events = new_topic(), EventRecorder()
     witness.produce(topic, [b"0", b"1"])
 
@@ -197,7 +197,7 @@ async def broken(*_):
     ids=lambda option: next(iter(option)),
 )
 async def test_an_exception_in_the_callback_is_raised_by_the_next_call(new_topic, new_consumer, witness, group, option):
-    """No record is delivered from a wrong offset, and the member leaves."""
+    """An exception in a callback is raised by the next poll, and nothing is committed."""
     topic = new_topic()
     witness.produce(topic, [b"never"])
 
@@ -210,7 +210,7 @@ async def test_an_exception_in_the_callback_is_raised_by_the_next_call(new_topic
 
 
 async def test_a_callback_is_canceled_after_max_poll_interval_ms(new_topic, new_consumer, group):
-    """The next call names the callback and its deadline."""
+    """A callback that does not return within max_poll_interval_ms raises an error at the next poll."""
     topic = new_topic()
 
     async def endless(_consumer, _old, _new):
@@ -223,7 +223,7 @@ async def test_a_callback_is_canceled_after_max_poll_interval_ms(new_topic, new_
 
 
 async def test_reading_or_stopping_in_a_callback_raises(new_topic, new_consumer, group):
-    """Both would wait for the callback itself."""
+    """getone(), getmany() and stop() raise in a callback, since they would wait for it."""
     seen = []
 
     async def impossible(consumer, _old, _new):
@@ -240,7 +240,7 @@ async def test_reading_or_stopping_in_a_callback_raises(new_topic, new_consumer,
 
 
 async def test_a_callback_may_read_from_another_consumer(new_topic, new_consumer, witness, group):
-    """A callback may start, read, commit and stop another consumer, for example to load state from a topic."""
+    """A callback may start, read, commit and stop another consumer."""
     topic, state, found = new_topic(), new_topic(), []
     witness.produce(topic, [b"0"])
     witness.produce(state, [b"state"])
@@ -259,7 +259,7 @@ async def test_a_callback_may_read_from_another_consumer(new_topic, new_consumer
 
 
 async def test_a_task_started_by_a_callback_may_read(new_topic, new_consumer, witness, group):
-    """Once the callback has returned, the task may read as any other."""
+    """A task that a callback has started may read when the callback has returned."""
     topic, tasks = new_topic(), []
     witness.produce(topic, [b"0"])
 
@@ -275,7 +275,7 @@ async def test_a_task_started_by_a_callback_may_read(new_topic, new_consumer, wi
 
 
 async def test_listener_methods_are_called_in_order(new_topic, new_consumer, witness, group):
-    """Revoked before others own the partitions, assigned before the first record; no record is lost in between."""
+    """on_partitions_assigned is called before the first record, and on_partitions_revoked after the last one."""
     topic, steps = new_topic(2), []
     witness.produce(topic, (b"%d" % n for n in range(10)), partition=0)
 
@@ -297,7 +297,7 @@ async def test_listener_methods_are_called_in_order(new_topic, new_consumer, wit
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_listener_may_commit_at_stop(new_topic, new_consumer, witness, group, protocol):
-    """The listener commits chosen offsets and finished records as in a rebalance, but not the batch in flight."""
+    """on_partitions_revoked may commit during stop(), and commit() does not include the batch in flight."""
     topic, events, stood = new_topic(2), EventRecorder(), []
     witness.fill(topic, 2, 10)
     one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -326,7 +326,7 @@ async def test_a_listener_may_commit_at_stop(new_topic, new_consumer, witness, g
 
 
 async def test_a_listeners_commit_does_not_finish_records_in_flight(new_topic, new_consumer, witness, group):
-    """A record of a kept partition may be in work while the listener runs; it is delivered again if that fails."""
+    """commit() in a listener does not include records in flight of kept partitions."""
     stays, goes, heard = new_topic(), new_topic(), asyncio.Event()
     witness.fill(stays, 1, 5)
 
@@ -360,7 +360,7 @@ async def test_a_listeners_commit_does_not_finish_records_in_flight(new_topic, n
     ids=["classic", "consumer"],
 )
 async def test_a_listener_canceled_by_a_rebalance_is_called_again(quick, group, kind):
-    """Kept partitions are assigned once more when the canceled call has ended, and begin at its seek."""
+    """on_partitions_assigned that a rebalance cancels is called again with the kept partitions after it has ended."""
     topic, calls = quick.topic(2), []
     options = {"group_id": group, **kind}
     quick.fill(topic, 2, 10)
@@ -395,7 +395,7 @@ async def test_a_listener_canceled_by_a_rebalance_is_called_again(quick, group, 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_listener_canceled_by_stop_is_called_again(quick, group, protocol):
-    """The partitions being revoked are revoked with all others, and may be committed."""
+    """on_partitions_revoked that stop() cancels is called again with all partitions, and may commit."""
     stays, goes = quick.topic_with(5), quick.topic_with(5)
     revoked, called = [], asyncio.Event()
 
@@ -420,7 +420,7 @@ async def test_a_listener_canceled_by_stop_is_called_again(quick, group, protoco
 
 
 async def test_partitions_lost_during_their_revocation_are_reported_as_lost(quick, group):
-    """The canceled on_partitions_revoked is followed by on_partitions_lost."""
+    """If the membership is lost during on_partitions_revoked, on_partitions_lost is called."""
     stays, goes = quick.topic(), quick.topic()
     calls, called = [], asyncio.Event()
 
@@ -448,7 +448,7 @@ async def test_partitions_lost_during_their_revocation_are_reported_as_lost(quic
 
 
 async def test_lost_partitions_call_on_partitions_lost(new_topic, new_consumer, witness, group, kafka_server):
-    """A member that the broker has forgotten gets on_partitions_lost, not revoked, and joins again."""
+    """When an administrator removes a member, on_partitions_lost is called, and the member joins again."""
     topic, events, lost_counts = new_topic(), EventRecorder(), []
     witness.produce(topic, [b"x"])
 

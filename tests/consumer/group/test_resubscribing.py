@@ -13,7 +13,10 @@ both_protocols = pytest.mark.parametrize("protocol", ["classic", "consumer"])
 
 @both_protocols
 async def test_no_buffered_record_of_a_topic_is_delivered_after_its_subscription_ended(kafka, group, protocol):
-    """From ``subscribe()`` on only the new topic's records are delivered; finished ones of the old one stay so."""
+    """After subscribe(), only records of the new topic are delivered.
+
+    Finished records of the former topic are committed.
+    """
     before, after = kafka.topic_with(20), kafka.topic_with(20)
 
     async with kafka.consumer(before, group_id=group, group_protocol=protocol) as consumer, asyncio.timeout(60):
@@ -28,7 +31,7 @@ async def test_no_buffered_record_of_a_topic_is_delivered_after_its_subscription
 
 @both_protocols
 async def test_no_record_of_a_stream_is_delivered_after_its_subscription_ended(kafka, group, protocol):
-    """A stream's decoded records are not delivered, either."""
+    """After subscribe(), a stream delivers no buffered record of the former topic."""
     before, after = kafka.topic_with(20), kafka.topic_with(20)
     got, is_complete = [], asyncio.Event()
 
@@ -57,7 +60,7 @@ async def test_no_record_of_a_stream_is_delivered_after_its_subscription_ended(k
 
 @both_protocols
 async def test_a_topic_subscribed_to_again_continues_at_its_position(kafka, group, protocol):
-    """Two changes before the group has rebalanced: no record is lost or repeated."""
+    """A topic that is unsubscribed and subscribed again continues without a lost or repeated record."""
     topic, other = kafka.topic_with(20), kafka.topic_with(1)
 
     async with kafka.consumer(topic, group_id=group, group_protocol=protocol) as consumer, asyncio.timeout(60):

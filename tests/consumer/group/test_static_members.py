@@ -1,4 +1,4 @@
-"""Static members (KIP-345): they get their partitions back, and of two with one instance id the older is fenced."""
+"""Static members (KIP-345) keep their partitions in a restart, and the older of two with one instance id is fenced."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SILENT = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 30_000}
 
 
 async def instances(witness, group):
-    """Return member id and partitions by instance id, as the broker has them."""
+    """Return the broker's member id and partitions for each instance id."""
     found = await witness.described(group)
     return {
         member.group_instance_id: (
@@ -38,12 +38,12 @@ async def read(consumer, count):
         return [(await consumer.getone()).offset for _ in range(count)]
 
 
-# ---- coming back --------------------------------------------------------------------------------------------------
+# ---- restarts -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("restarted", ["leader", "follower"])
 async def test_a_restart_within_the_session_moves_no_partition(witness_of, group, restarted):
-    """A restarted static member gets its partitions back, and the other sees no rebalance."""
+    """A static member restarted within its session keeps its partitions, and the other does not rebalance."""
     topic, events, again_events, proxy = witness_of.topic(4), EventRecorder(), EventRecorder(), witness_of.proxy
     options = {"group_id": group, "partition_assignment_strategy": "range", **QUICK}
     other = "follower" if restarted == "leader" else "leader"
@@ -77,7 +77,7 @@ async def test_a_restart_within_the_session_moves_no_partition(witness_of, group
 
 
 async def test_a_restart_continues_after_the_last_commit(witness_of, group):
-    """stop() commits finished records though the member does not leave; the next holder continues there."""
+    """stop() of a static member commits finished records, and the next member with its id continues there."""
     topic = witness_of.topic_with(20)
     options = {"group_id": group, "group_instance_id": "one", "auto_commit_interval_ms": 60_000, **QUICK}
 
@@ -92,7 +92,7 @@ async def test_a_restart_continues_after_the_last_commit(witness_of, group):
 
 @pytest.mark.parametrize("grows", ["while it is away", "later"])
 async def test_a_restarted_static_leader_still_assigns(witness_of, group, grows):
-    """A returning leader assigns nothing (KIP-814), but partitions added since its last assignment get owners."""
+    """A restarted static leader skips the first assignment (KIP-814), and assigns partitions that are added."""
     topic = witness_of.topic(2)
     options = {"group_id": group, "metadata_max_age_ms": 200, **QUICK}
 
@@ -122,7 +122,7 @@ async def test_a_restarted_static_leader_still_assigns(witness_of, group, grows)
 
 
 async def test_an_absent_static_member_is_replaced_after_its_session(witness_of, group):
-    """The others get its partitions."""
+    """When the session of an absent static member has expired, another member gets its partitions."""
     topic = witness_of.topic(2)
     options = {"group_id": group, **QUICK}
     shortly = {"group_instance_id": "goes", "client_id": group, "session_timeout_ms": 1_500}
@@ -136,12 +136,12 @@ async def test_an_absent_static_member_is_replaced_after_its_session(witness_of,
     assert not witness_of.proxy.requests(LeaveGroupRequest, client_id=group)
 
 
-# ---- two of one name ----------------------------------------------------------------------------------------------
+# ---- two members with one instance id -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", ["Heartbeat", "OffsetCommit", "JoinGroup", "SyncGroup"])
-async def test_the_older_of_two_holders_is_fenced(witness_of, group, by):
-    """Its next request of any kind fails: the reader gets an error with the option, and nothing more is committed."""
+async def test_the_older_member_with_an_instance_id_is_fenced(witness_of, group, by):
+    """The next request of the older member fails, and then its polls and commits raise FencedMemberError."""
     topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
     both = {"group_id": group, "group_instance_id": "one", "auto_commit_interval_ms": 60_000}
     listens = QUICK if by == "Heartbeat" else {**SILENT, "metadata_max_age_ms": 200}
@@ -192,7 +192,7 @@ def results(frame):
 
 
 async def test_a_fenced_member_does_not_remove_its_successor(witness_of, group):
-    """With leave_on_stop it sends no LeaveGroup: the instance id is another member's now."""
+    """A fenced member with leave_on_stop sends no LeaveGroup, which would remove its successor."""
     topic, events, proxy = witness_of.topic_with(10), EventRecorder(), witness_of.proxy
     both = {"group_id": group, "group_instance_id": "one", "leave_on_stop": True, **QUICK}
 
@@ -212,7 +212,7 @@ async def test_a_fenced_member_does_not_remove_its_successor(witness_of, group):
 
 
 async def test_a_fenced_member_loses_its_partitions(witness_of, group):
-    """The partitions are lost, not revoked, since the newer member may own them already."""
+    """on_partitions_lost, not on_partitions_revoked, is called when a member is fenced."""
     topic, events, calls = witness_of.topic_with(10), EventRecorder(), []
 
     class Listener:
@@ -233,15 +233,15 @@ async def test_a_fenced_member_loses_its_partitions(witness_of, group):
     assert calls == [("lost", frozenset({TopicPartition(topic, 0)}))]
 
 
-# ---- going --------------------------------------------------------------------------------------------------------
+# ---- leaving ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("instance", "leave_on_stop", "leaves"),
     [(None, None, True), (None, True, True), (None, False, False), ("one", None, False), ("one", True, True)],
 )
-async def test_leave_on_stop(witness_of, group, instance, leave_on_stop, leaves):
-    """A dynamic member leaves and a static one does not, unless leave_on_stop is set."""
+async def test_leave_on_stop_overrides_the_default_of_stop(witness_of, group, instance, leave_on_stop, leaves):
+    """A dynamic member leaves at stop() and a static one does not, unless leave_on_stop is set."""
     topic, proxy = witness_of.topic(), witness_of.proxy
     options = {"group_instance_id": instance, "leave_on_stop": leave_on_stop, **QUICK}
 
@@ -253,11 +253,11 @@ async def test_leave_on_stop(witness_of, group, instance, leave_on_stop, leaves)
     assert len(await witness_of.members(group)) == (0 if leaves else 1)
 
 
-# ---- the name -----------------------------------------------------------------------------------------------------
+# ---- the instance id ----------------------------------------------------------------------------------------------
 
 
 async def test_every_request_contains_the_instance_id(witness_of, group, monkeypatch):
-    """The template is filled in; joins, syncs, heartbeats, commits and leaves contain it."""
+    """Joins, syncs, heartbeats, commits and leaves contain the instance id that results from the template."""
     monkeypatch.setenv("TAILRACE_WORKER", "3")
     topic, proxy = witness_of.topic_with(1), witness_of.proxy
     options = {"group_instance_id": "{hostname}-{worker}", "leave_on_stop": True, **QUICK}
@@ -277,7 +277,7 @@ async def test_every_request_contains_the_instance_id(witness_of, group, monkeyp
 
 
 async def test_a_static_member_joins_with_one_request(witness_of, group):
-    """A static member gets no member id to join with a second time."""
+    """A static member joins with one request, without a member id."""
     topic = witness_of.topic_with(1)
 
     async with witness_of.consumer(topic, group_id=group, client_id=group, group_instance_id="one") as consumer:
@@ -291,7 +291,7 @@ async def test_a_static_member_joins_with_one_request(witness_of, group):
     "template", ["{host}", "{", "{}", "{0}", "a b", "", "{hostname.upper}", "{worker!r}", "x" * 250, "..", "größe"]
 )
 def test_an_invalid_instance_id_raises(template):
-    """Unknown fields of the template, and characters that Kafka does not allow, raise before anything starts."""
+    """An instance id with unknown fields or invalid characters raises in the constructor."""
     from tailrace import Consumer  # noqa: PLC0415 - the one use
 
     with pytest.raises(ConfigurationError, match="group_instance_id"):

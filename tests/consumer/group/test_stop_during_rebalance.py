@@ -1,6 +1,6 @@
 """A consumer that is stopped during a rebalance commits its finished records, or emits an event.
 
-The member under test uses the proxy, which holds its requests; the one that joins does not.
+The member under test connects through the proxy, which delays its requests; the other member does not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ IMPATIENT = {"stop_timeout_ms": 10_000}
 
 
 class Reading:
-    """Consumer whose user has handled all of a topic's records."""
+    """Consumer that has finished all records of a topic."""
 
     def __init__(self, topic: str, **options: object) -> None:
         self._consumer = Consumer(topic, **options)
@@ -54,7 +54,7 @@ class Reading:
 
 
 class Handling:
-    """App that has handled all of a topic's records."""
+    """App that has finished all records of a topic."""
 
     def __init__(self, topic: str, **options: object) -> None:
         self._app = App(**options)
@@ -77,8 +77,8 @@ Kind = Callable[..., Reading | Handling]
 
 
 @asynccontextmanager
-async def caught_between(quick, group, kind: Kind, fault, **options):
-    """Start a member with handled and uncommitted records whose part in a rebalance is held."""
+async def started_in_a_rebalance(quick, group, kind: Kind, fault, **options):
+    """Start a member with finished, uncommitted records, and delay its request in a rebalance."""
     topic = quick.topic(2)
     quick.produce(topic, (b"%d" % n for n in range(COUNT)), partition=0)
     events = EventRecorder()
@@ -98,7 +98,7 @@ async def caught_between(quick, group, kind: Kind, fault, **options):
 
 
 async def stopped_soon(stopping: Awaitable[None]) -> None:
-    """Await ``stopping``, which must not wait for anything that does not come."""
+    """Await ``stopping`` with a timeout."""
     async with asyncio.timeout(SOON_S):
         await stopping
 
@@ -106,9 +106,9 @@ async def stopped_soon(stopping: Awaitable[None]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("request_kind", [JoinGroupRequest, SyncGroupRequest])
 async def test_a_stop_during_a_rebalance_commits(quick, group, kind, request_kind):
-    """The stop waits for the end of the rebalance, when the group accepts commits again; no record is repeated."""
+    """stop() during a rebalance waits for its end and then commits all finished records."""
     hold = partial(quick.proxy.hold_request, request_kind)
-    async with caught_between(quick, group, kind, hold) as (topic, one, events, held):
+    async with started_in_a_rebalance(quick, group, kind, hold) as (topic, one, events, held):
         before = len(quick.proxy.requests(HeartbeatRequest, client_id=group))
         stopping = asyncio.create_task(one.stop())
         await until(lambda: len(quick.proxy.requests(HeartbeatRequest, client_id=group)) >= before + 2)
@@ -127,7 +127,7 @@ async def both_stopped(quick, group, fault):
         for kind in KINDS:
             name = f"{group}-{kind.__name__}"
             topic, one, events, _ = await stack.enter_async_context(
-                caught_between(quick, name, kind, fault, **IMPATIENT)
+                started_in_a_rebalance(quick, name, kind, fault, **IMPATIENT)
             )
             caught.append(one)
             found.append((name, topic, events))
@@ -137,7 +137,7 @@ async def both_stopped(quick, group, fault):
 
 @pytest.mark.slow
 async def test_a_stop_does_not_wait_for_an_endless_rebalance(quick, group):
-    """The stop ends in time, and an event reports finished records that are not committed."""
+    """stop() during a rebalance that does not end returns in time, and an event names the uncommitted records."""
     found = await both_stopped(quick, group, partial(quick.proxy.hold_request, SyncGroupRequest))
 
     for name, topic, events in found:
@@ -148,8 +148,8 @@ async def test_a_stop_does_not_wait_for_an_endless_rebalance(quick, group):
         assert await quick.committed(name, topic, 1) != {0: COUNT}
 
 
-async def test_a_stop_commits_in_the_generation_that_lasts(quick, group):
-    """A join that never arrives ends no generation: after a while the stop commits in it."""
+async def test_a_stop_commits_in_the_current_generation(quick, group):
+    """If its join does not reach the coordinator, stop() commits in the current generation."""
     found = await both_stopped(quick, group, partial(quick.proxy.hold_request, JoinGroupRequest))
 
     for name, topic, events in found:
@@ -158,9 +158,9 @@ async def test_a_stop_commits_in_the_generation_that_lasts(quick, group):
 
 
 async def test_a_stop_with_everything_committed_is_immediate(quick, group):
-    """The end of a rebalance is not waited for."""
+    """stop() with all finished records committed does not wait for the end of a rebalance."""
     hold, options = partial(quick.proxy.hold_request, JoinGroupRequest), {"auto_commit_interval_ms": 100}
-    async with caught_between(quick, group, Reading, hold, **options) as (topic, one, events, _):
+    async with started_in_a_rebalance(quick, group, Reading, hold, **options) as (topic, one, events, _):
         await events.wait_for(OffsetsCommitted, where=lambda event: COUNT in event.offsets.values())
         await stopped_soon(one.stop())
 
@@ -169,7 +169,7 @@ async def test_a_stop_with_everything_committed_is_immediate(quick, group):
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_stop_with_a_stale_epoch_commits_with_the_new_one(quick, group, kind):
-    """KIP-848: heartbeats continue until all is released; the last commit is repeated with the epoch they bring."""
+    """If the last commit is refused as STALE_MEMBER_EPOCH, stop() repeats it with the epoch of the next heartbeat."""
     topic, events = quick.topic_with(COUNT), EventRecorder()
     options = {"group_id": group, "group_protocol": "consumer", **IN_GENERAL}
     one = kind(topic, bootstrap_servers=quick.bootstrap_servers, client_id=group, hooks=[events], **options)
@@ -200,14 +200,14 @@ async def test_a_stop_with_a_stale_epoch_commits_with_the_new_one(quick, group, 
 
 
 def refused(answer: OffsetCommitResponse) -> OffsetCommitResponse:
-    """Return the response that refuses an epoch which is not the member's any more."""
+    """Return the response with the error STALE_MEMBER_EPOCH."""
     code = ErrorCode.STALE_MEMBER_EPOCH
     return replace(answer, partitions=tuple(replace(one, error_code=code) for one in answer.partitions))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_stop_does_not_wait_for_a_deleted_topic(quick, group, kind):
-    """No commit of it can succeed: an event is emitted, and the stop continues."""
+    """stop() does not wait for commits of a deleted topic, and an event names the reason."""
     topic, events = quick.topic_with(COUNT), EventRecorder()
     one = kind(topic, bootstrap_servers=quick.bootstrap_servers, group_id=group, hooks=[events], **OPTIONS)
     await one.start()
@@ -219,9 +219,9 @@ async def test_a_stop_does_not_wait_for_a_deleted_topic(quick, group, kind):
 
 
 async def test_a_stop_before_the_member_id_is_known_delays_no_member(quick, group):
-    """The coordinator waits for each member id it has assigned: a member that gets its id after the stop leaves.
+    """A member that gets its id only after stop() leaves the group, so that other members do not wait for it.
 
-    The session is not shortened: it would expire before the last member has anything.
+    The session timeout is the default, since a short one would expire in time in any case.
     """
     topic = quick.topic(2)
     common = {"group_id": group, **OPTIONS}

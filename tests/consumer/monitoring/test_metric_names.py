@@ -20,7 +20,7 @@ def of_group(consumer, prefix="consumer"):
 
 
 async def test_heartbeats_are_measured(kafka, group):
-    """The metrics are their rate, the longest response time, and the age of the last one."""
+    """The metrics have the rate of heartbeats, their longest response time, and the age of the last one."""
     topic = kafka.topic_with(1)
 
     async with kafka.consumer(topic, group_id=group, client_id=group, **QUICK) as consumer:
@@ -39,7 +39,7 @@ async def test_heartbeats_are_measured(kafka, group):
 
 
 async def test_joins_and_syncs_are_measured(kafka, group):
-    """One member joins, another joins and leaves: three of each, the longest as long as on the wire."""
+    """The metrics count joins and syncs, and their longest times are at least those seen by the proxy."""
     topic, shares = kafka.topic(4), []
     options = {"group_id": group, "partition_assignment_strategy": "range", **QUICK}
 
@@ -69,7 +69,7 @@ def longest_ms(kafka, kind, client):
 
 
 async def test_commits_are_measured(kafka, group):
-    """The metrics count every commit sent; the slowest is as slow as the network made it."""
+    """The metrics count each commit, and their highest latency includes that of the network."""
     topic = kafka.topic_with(10)
 
     async with kafka.consumer(
@@ -90,7 +90,7 @@ async def test_commits_are_measured(kafka, group):
 
 
 async def test_metrics_have_groups_and_tags(kafka, group):
-    """Each metric group has the configured prefix, each metric the tags of its client and group."""
+    """Each metric group has the configured prefix, and each metric has the tags of its client and group."""
     topic = kafka.topic_with(10)
     options = {"metric_group_prefix": "ours", "client_id": group, **QUICK}
 

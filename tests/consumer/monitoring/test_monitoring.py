@@ -26,8 +26,8 @@ def of(metrics, group) -> dict[str, float]:
     }
 
 
-async def test_offsets_of_all_kinds(new_topic, new_consumer, witness, group):
-    """Ten records, six of them finished and committed: offsets() has each kind by name and by index, as a copy."""
+async def test_offsets_returns_each_kind_of_offset(new_topic, new_consumer, witness, group):
+    """offsets() returns fetched, finished, committed and end offsets by name and by index, as a copy."""
     topic = new_topic()
     place = TopicPartition(topic, 0)
     witness.produce(topic, (b"%d" % n for n in range(100)))
@@ -58,7 +58,7 @@ async def test_offsets_of_all_kinds(new_topic, new_consumer, witness, group):
 
 
 async def test_lag_is_the_end_offset_minus_the_position(new_topic, new_consumer, witness, group):
-    """lag() has each partition and the total; it grows with production and shrinks with reading."""
+    """lag() returns the end offset minus the position for each partition, and the total."""
     topic = new_topic(2)
     first, second = (TopicPartition(topic, number) for number in range(2))
     for number in range(2):
@@ -77,8 +77,8 @@ async def test_lag_is_the_end_offset_minus_the_position(new_topic, new_consumer,
     assert later.partitions == {first: behind[first] + 5}
 
 
-async def test_lag_leaves_out_partitions_revoked_meanwhile(witness_of):
-    """lag() of all assigned partitions returns those that are left instead of raising."""
+async def test_lag_omits_partitions_revoked_meanwhile(witness_of):
+    """If partitions are revoked while lag() waits for end offsets, it returns the lag of the remaining ones."""
     topic = witness_of.topic_with(5, 2)
 
     async with witness_of.consumer() as consumer:
@@ -94,8 +94,8 @@ async def test_lag_leaves_out_partitions_revoked_meanwhile(witness_of):
     assert lag == ({TopicPartition(topic, 0): 2}, 2)
 
 
-async def test_health_of_a_member(witness_of, group):
-    """Health is starting before the first assignment, then ok, and degraded while the coordinator is unreachable."""
+async def test_health_reports_the_state_of_a_member(witness_of, group):
+    """health() is "starting" before the first assignment, then "ok", and "degraded" without a coordinator."""
     topic = witness_of.topic_with(10)
     options = {"group_id": group, "session_timeout_ms": 6_000, "heartbeat_interval_ms": 200}
 
@@ -117,8 +117,8 @@ async def test_health_of_a_member(witness_of, group):
     assert (bad.status, bad.is_live, bool(bad.detail)) == ("degraded", True, True)
 
 
-async def test_group_metrics_agree_with_the_wire(witness_of, group):
-    """Heartbeats, joins, syncs, commits, assigned partitions: counts and times, tagged with client and group."""
+async def test_group_metrics_agree_with_the_requests(witness_of, group):
+    """The metrics of heartbeats, joins, syncs and commits agree with the requests that the proxy has seen."""
     topic = witness_of.topic_with(100)
     options = {
         "group_id": group,
@@ -155,7 +155,7 @@ async def test_group_metrics_agree_with_the_wire(witness_of, group):
 
 
 async def test_the_fetch_metrics_and_the_lag_have_kafkas_names(new_topic, new_consumer, witness, group):
-    """Records, bytes, fetches, the lag of each partition and the largest; the prefix is an option."""
+    """The metrics of fetches and lag have Kafka's names, under the prefix metric_group_prefix."""
     topic = new_topic(2)
     for number, count in ((0, 60), (1, 40)):
         witness.produce(topic, (b"x" * 100 for _ in range(count)), partition=number)
@@ -178,7 +178,7 @@ async def test_the_fetch_metrics_and_the_lag_have_kafkas_names(new_topic, new_co
 
 
 async def test_records_of_an_open_transaction_are_no_lag(new_topic, new_consumer, kafka_server, group):
-    """With read_committed the lag counts up to the last stable offset, in lag() and the metric."""
+    """With read_committed, lag() and the metrics count no records after the last stable offset."""
     topic = new_topic()
     place = TopicPartition(topic, 0)
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers, "transactional.id": group})
@@ -198,7 +198,7 @@ async def test_records_of_an_open_transaction_are_no_lag(new_topic, new_consumer
 
 
 async def test_reconfigure_changes_options(witness_of, group):
-    """The next fetch uses them; options that cannot change, or are invalid, leave all options unchanged."""
+    """reconfigure() changes the next fetches, and changes nothing if one option is invalid or cannot change."""
     topic = witness_of.topic_with(10)
     proxy = witness_of.proxy
 
@@ -221,7 +221,7 @@ async def test_reconfigure_changes_options(witness_of, group):
 
 
 async def test_several_connections_fetch_at_once(witness_of, group):
-    """With num_fetchers, as many fetches are in flight; no partition is in two of them, and no record is lost."""
+    """With num_fetchers=4, four connections fetch, each partition by one of them, and no record is lost."""
     topic = witness_of.topic_with(50, partitions=4)
     options = {"num_fetchers": 4, "client_id": group, "auto_offset_reset": "earliest"}
 
@@ -240,7 +240,7 @@ async def test_several_connections_fetch_at_once(witness_of, group):
 
 
 async def test_the_high_watermark_is_known_after_a_reassignment(new_topic, new_consumer, witness):
-    """The consumer keeps it: a broker sends an unchanged high watermark only in a new fetch session."""
+    """highwater() is known again after each assignment, although a broker omits an unchanged one in a fetch session."""
     topic = new_topic()
     witness.fill(topic, 1, 5)
     place = TopicPartition(topic, 0)

@@ -1,4 +1,4 @@
-"""Options of commits, as users of kafka-python, kiel and pykafka know them."""
+"""Options of commits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refused_fetch(code):
 
 
 def commits(kafka, client):
-    """Return the offsets of the commits that were sent, of partition 0."""
+    """Return the committed offsets of partition 0 in the order of their requests."""
     frames = kafka.proxy.requests(OffsetCommitRequest, client_id=client)
     return [next(one.offset for one in frame.message.partitions if not one.partition) for frame in frames]
 
@@ -45,11 +45,11 @@ async def read(consumer, count):
         await consumer.getone()
 
 
-# ---- by number, by time, by hand ----------------------------------------------------------------------------------
+# ---- automatic and explicit commits -------------------------------------------------------------------------------
 
 
-async def test_auto_commit_every_records(kafka, group):
-    """With 100: none after 99 finished records, one commit of offset 100 after 100."""
+async def test_auto_commit_every_records_commits_by_number(kafka, group):
+    """With auto_commit_every_records=100, one commit is sent when 100 records are finished."""
     topic, events = kafka.topic_with(300), EventRecorder()
     options = {"auto_commit_every_records": 100, "client_id": group, "hooks": [events], **NEVER}
 
@@ -66,7 +66,7 @@ async def test_auto_commit_every_records(kafka, group):
 
 
 async def test_commits_by_number_and_by_interval_restart_each_other(kafka, group):
-    """A commit by number restarts the interval, and one by interval restarts the count."""
+    """An automatic commit restarts both the interval and the count of records."""
     topic, events = kafka.topic_with(400), EventRecorder()
     options = {
         "auto_commit_every_records": 100,
@@ -90,8 +90,8 @@ async def test_commits_by_number_and_by_interval_restart_each_other(kafka, group
         assert by_time - by_number >= 2.6
 
 
-async def test_an_explicit_commit_restarts_number_and_interval(kafka, group):
-    """After commit() at 99 and 99 more records there is no automatic commit."""
+async def test_an_explicit_commit_restarts_the_count(kafka, group):
+    """commit() restarts the count of records of auto_commit_every_records."""
     topic = kafka.topic_with(300)
 
     options = {"auto_commit_every_records": 100, "client_id": group, **NEVER}
@@ -106,7 +106,7 @@ async def test_an_explicit_commit_restarts_number_and_interval(kafka, group):
 
 @pytest.mark.parametrize("ack", ["auto", "manual"])
 async def test_batches_and_acknowledged_records_are_counted(kafka, group, ack):
-    """A batch counts at the next poll, a record with ack="manual" at its acknowledgement."""
+    """auto_commit_every_records counts a batch at the next poll, or records at their acknowledgment."""
     topic, events = kafka.topic_with(30), EventRecorder()
 
     options = {"auto_commit_every_records": 10, "ack": ack, "hooks": [events], **NEVER}
@@ -125,7 +125,7 @@ async def test_batches_and_acknowledged_records_are_counted(kafka, group, ack):
 
 
 async def test_without_number_and_interval_only_stop_commits(kafka, group):
-    """auto_commit_interval_ms=None and no number: no commit while it runs, all finished records at stop()."""
+    """Without an interval and a number of records, finished records are committed only at stop()."""
     topic = kafka.topic_with(10)
 
     async with kafka.consumer(topic, group_id=group, client_id=group, **NEVER) as consumer:
@@ -138,7 +138,7 @@ async def test_without_number_and_interval_only_stop_commits(kafka, group):
 
 
 async def test_a_rebalance_commits_finished_records(kafka, group):
-    """The revocation commits even without an interval: the new member begins after it and repeats nothing."""
+    """A revocation commits finished records even without an interval, and the next owner repeats none."""
     topic = kafka.topic_with(10, partitions=2)
 
     async with kafka.consumer(topic, group_id=group, heartbeat_interval_ms=200, **NEVER) as one:
@@ -157,8 +157,8 @@ async def test_a_rebalance_commits_finished_records(kafka, group):
     assert sorted((record.partition, record.offset) for record in got) == [(p, n) for p in (0, 1) for n in range(11)]
 
 
-async def test_stop_without_commit(kafka, group):
-    """stop(commit=False) leaves the group and the committed offset unchanged."""
+async def test_stop_without_commit_leaves_the_offset(kafka, group):
+    """stop(commit=False) leaves the group and does not change the committed offset."""
     topic = kafka.topic_with(10)
 
     consumer = kafka.consumer(topic, group_id=group, client_id=group, **NEVER)
@@ -174,7 +174,7 @@ async def test_stop_without_commit(kafka, group):
 
 
 async def test_stop_leaves_the_group_if_its_commit_fails(kafka, group):
-    """The last commit is refused: an event is emitted, and the member leaves all the same."""
+    """If the last commit is refused, stop() emits an event and leaves the group."""
     topic, events = kafka.topic_with(10), EventRecorder()
 
     with kafka.proxy.edit_answer(OffsetCommitRequest, refusing(30), times=None):
@@ -188,8 +188,8 @@ async def test_stop_leaves_the_group_if_its_commit_fails(kafka, group):
 # ---- committed offsets --------------------------------------------------------------------------------------------
 
 
-async def test_commit_of_some_partitions(kafka, group):
-    """commit(partition) commits its delivered records, and leaves the others' unfinished."""
+async def test_commit_of_a_partition_leaves_the_others(kafka, group):
+    """commit(partition) commits only this partition, and wrong arguments raise."""
     topic = kafka.topic_with(5, partitions=2)
 
     async with kafka.consumer(topic, group_id=group, **NEVER) as consumer:
@@ -222,7 +222,7 @@ async def test_commit_of_a_partition_includes_its_record_in_flight(kafka, group)
 
 
 async def test_a_commit_without_progress_sends_no_request(kafka, group):
-    """After a partial refusal, only the refused offsets are sent again."""
+    """After a partial refusal, only the refused offset is sent again, and commit() without progress sends nothing."""
     topic = kafka.topic_with(5, partitions=2)
 
     def refuse_one(answer):
@@ -242,8 +242,8 @@ async def test_a_commit_without_progress_sends_no_request(kafka, group):
     assert {frame.message.generation_id for frame in frames} != {-1}
 
 
-async def test_metadata_that_is_too_large(kafka, group):
-    """By default the commit is refused; with on_metadata_too_large="blank" it is sent without the text."""
+async def test_metadata_that_is_too_large_is_refused_or_blanked(kafka, group):
+    """Metadata above the broker's limit raises, or is left out with on_metadata_too_large="blank"."""
     topic, events = kafka.topic_with(10), EventRecorder()
     partition, text = TopicPartition(topic, 0), "x" * 5_000
 
@@ -263,8 +263,8 @@ async def test_metadata_that_is_too_large(kafka, group):
     assert [(one.offset, one.text_bytes) for one in events.of(CommitMetadataDropped)] == [(4, 5_000)]
 
 
-async def test_metadata_that_is_too_large_in_many_partitions(kafka, group):
-    """All texts that are too long are left out in one further attempt."""
+async def test_metadata_of_many_partitions_is_blanked_at_once(kafka, group):
+    """Metadata of several partitions that is too large is left out in one further attempt."""
     topic, events = kafka.topic_with(1, 4), EventRecorder()
     places = [TopicPartition(topic, number) for number in range(4)]
 
@@ -277,11 +277,11 @@ async def test_metadata_that_is_too_large_in_many_partitions(kafka, group):
     assert {one.partition for one in events.of(CommitMetadataDropped)} == set(places)
 
 
-# ---- commits that do not go through -------------------------------------------------------------------------------
+# ---- refused commits ----------------------------------------------------------------------------------------------
 
 
-async def test_offset_commit_max_retries(kafka, group):
-    """With 5: one attempt and five retries, then the next poll raises."""
+async def test_offset_commit_max_retries_limits_attempts(kafka, group):
+    """With offset_commit_max_retries=5, the poll after six refused attempts raises CommitFailedError."""
     topic, events = kafka.topic_with(10), EventRecorder()
     options = {"offset_commit_max_retries": 5, "auto_commit_interval_ms": 50, "retry_backoff_ms": 10}
 
@@ -297,7 +297,7 @@ async def test_offset_commit_max_retries(kafka, group):
 
 
 async def test_a_commit_of_a_new_topic_is_retried(kafka, group):
-    """A coordinator that does not know a new topic yet is retried; the topic does not count as deleted."""
+    """A commit is retried if the coordinator does not know the new topic yet."""
     topic, other = kafka.topic_with(1), kafka.topic()
 
     async with kafka.consumer(topic, group_id=group, **NEVER) as consumer:
@@ -309,7 +309,7 @@ async def test_a_commit_of_a_new_topic_is_retried(kafka, group):
 
 
 async def test_retries_of_commits_and_offset_fetches_are_retry_backoff_ms_apart(kafka, group):
-    """retry_backoff_ms is the pause before either is retried."""
+    """Retries of commits, and of requests for committed offsets, are retry_backoff_ms apart."""
     topic = kafka.topic_with(10)
     options = {"retry_backoff_ms": 300, "client_id": group, **NEVER}
 
@@ -330,7 +330,7 @@ async def test_retries_of_commits_and_offset_fetches_are_retry_backoff_ms_apart(
 
 
 async def test_a_refused_offset_fetch_ends_reading(kafka, group):
-    """An error that no retry heals is raised, and no record is delivered."""
+    """A permanent error of the request for committed offsets is raised by the next poll."""
     topic = kafka.topic_with(10)
 
     with kafka.proxy.edit_answer(OffsetFetchRequest, refused_fetch(30), times=None):
@@ -339,8 +339,8 @@ async def test_a_refused_offset_fetch_ends_reading(kafka, group):
                 await consumer.getone()
 
 
-async def test_an_offset_fetch_with_mixed_results(kafka, group):
-    """Committed, refused for now, never committed: the first two continue at their offsets, the third by policy."""
+async def test_an_offset_fetch_with_mixed_results_is_completed(kafka, group):
+    """If committed offsets are returned for some partitions, those that were refused are requested again."""
     topic, events = kafka.topic_with(10, partitions=3), EventRecorder()
     for partition, offset in ((0, 4), (1, 6)):
         await kafka.commit(group, topic, offset, "", partition=partition)
@@ -361,7 +361,7 @@ async def test_an_offset_fetch_with_mixed_results(kafka, group):
 
 @pytest.mark.parametrize(("code", "is_soon"), [(14, True), (16, True), (30, False)])
 async def test_a_refused_commit_is_repeated(kafka, group, code, is_soon):
-    """Refused for now, or by a former coordinator: after a short pause. Refused for good: at the next interval."""
+    """An automatic commit is repeated soon after a transient error, and at the next interval after a permanent one."""
     topic, events = kafka.topic_with(10), EventRecorder()
     options = {
         "auto_commit_every_records": 3,  # which makes the first one
@@ -384,8 +384,8 @@ async def test_a_refused_commit_is_repeated(kafka, group, code, is_soon):
 # ---- callbacks ----------------------------------------------------------------------------------------------------
 
 
-async def test_offset_commit_callback(kafka, group):
-    """The callback gets offsets and error after automatic and explicit commits, successful and failed."""
+async def test_offset_commit_callback_is_called_after_each_commit(kafka, group):
+    """offset_commit_callback is called with offsets and error after explicit and automatic commits."""
     topic, calls = kafka.topic_with(10), []
     partition = TopicPartition(topic, 0)
 
@@ -406,7 +406,7 @@ async def test_offset_commit_callback(kafka, group):
 
 
 async def test_an_error_of_the_commit_callback_is_an_event(kafka, group):
-    """The commit is unaffected; the callback may be a plain function."""
+    """An error of offset_commit_callback is emitted as an event, and the commit succeeds."""
     topic, events = kafka.topic_with(10), EventRecorder()
 
     def note(_offsets, _error):
@@ -422,7 +422,7 @@ async def test_an_error_of_the_commit_callback_is_an_event(kafka, group):
 
 
 async def test_concurrent_commits_arrive_in_order(kafka, group):
-    """One commit is in flight at a time, and of commits in separate tasks the later one arrives last."""
+    """Concurrent calls of commit() send their requests in order."""
     topic = kafka.topic_with(10)
     partition = TopicPartition(topic, 0)
 
@@ -443,7 +443,7 @@ async def test_concurrent_commits_arrive_in_order(kafka, group):
 
 
 async def test_committed_offsets_are_fetched_once(kafka, group):
-    """One OffsetFetch after a join, at the coordinator, before the first record; committed([]) sends none."""
+    """A member requests committed offsets once after its join, and committed([]) sends no request."""
     topic = kafka.topic_with(10)
     await kafka.commit(group, topic, 4, "")
 
@@ -460,7 +460,7 @@ async def test_committed_offsets_are_fetched_once(kafka, group):
 
 
 async def test_every_poll_commits_the_records_before_it(kafka, group):
-    """With auto_commit_every_records=1 a poll commits earlier records; commit() before handling includes this one."""
+    """With auto_commit_every_records=1, each poll commits the earlier records."""
     topic, events = kafka.topic_with(10), EventRecorder()
     options = {"auto_commit_every_records": 1, "hooks": [events], **NEVER}
 
@@ -479,7 +479,7 @@ async def test_every_poll_commits_the_records_before_it(kafka, group):
 
 
 async def test_records_of_handlers_and_streams_are_counted(kafka, group):
-    """Records of an App's handlers and of streams count when they are finished."""
+    """auto_commit_every_records counts finished records of handlers and of streams."""
     topic, events, handled = kafka.topic_with(25), EventRecorder(), []
     options = {"auto_commit_every_records": 10, "hooks": [events], **NEVER}
     app = App(bootstrap_servers=kafka.bootstrap_servers, group_id=group, **options)

@@ -1,4 +1,4 @@
-"""Commits: only finished records, at intervals, on request, at a revocation and at the end."""
+"""Commits of finished records: at intervals, on request, at a revocation and at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.expulsion import expel
 
 
 async def test_commits_follow_the_interval(new_topic, new_consumer, witness, group):
-    """Finished records are committed every auto_commit_interval_ms; nothing is sent without progress."""
+    """Finished records are committed at the interval, and nothing is sent without progress."""
     topic, events = new_topic(), EventRecorder()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -36,7 +36,7 @@ async def test_commits_follow_the_interval(new_topic, new_consumer, witness, gro
 
 
 async def test_commit_includes_the_record_in_flight(new_topic, new_consumer, witness, group):
-    """commit() without arguments finishes the record in flight."""
+    """commit() without arguments includes the record in flight."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -48,7 +48,7 @@ async def test_commit_includes_the_record_in_flight(new_topic, new_consumer, wit
 
 
 async def test_chosen_offsets_are_committed_with_their_metadata(new_topic, new_consumer, group, witness):
-    """commit({partition: …}) stores exactly these, and committed() returns them; others without a commit are absent."""
+    """commit() with a mapping stores these offsets and metadata, and committed() returns them."""
     topic = new_topic(2)
     one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
 
@@ -61,7 +61,7 @@ async def test_chosen_offsets_are_committed_with_their_metadata(new_topic, new_c
 
 
 async def test_an_automatic_commit_does_not_undo_a_chosen_offset(new_topic, new_consumer, witness, group):
-    """The user's commit of the record in flight stays, at intervals and at stop(); a seek back is committed."""
+    """Automatic commits do not undo an offset committed by the user, but do commit a seek backward."""
     topic, events = new_topic(2), EventRecorder()
     witness.fill(topic, 2, 10)
     one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -76,7 +76,7 @@ async def test_an_automatic_commit_does_not_undo_a_chosen_offset(new_topic, new_
 
 
 async def test_without_auto_commit_nothing_is_committed(new_topic, new_consumer, witness, group):
-    """enable_auto_commit=False commits neither at intervals nor at stop()."""
+    """With enable_auto_commit=False, nothing is committed at intervals or at stop()."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -90,7 +90,7 @@ async def test_without_auto_commit_nothing_is_committed(new_topic, new_consumer,
 
 
 async def test_records_written_while_a_new_group_is_down_are_read(new_topic, new_consumer, witness, group):
-    """With auto_offset_reset='latest' the end is committed though nothing was read, so no later record is skipped."""
+    """With auto_offset_reset="latest", the start offset is committed, so that records written later are read."""
     topic, options = new_topic(), {"group_id": group, "auto_offset_reset": "latest"}
     witness.produce(topic, [b"before"])
     async with new_consumer(topic, **options) as consumer:
@@ -103,7 +103,7 @@ async def test_records_written_while_a_new_group_is_down_are_read(new_topic, new
 
 
 async def test_commit_without_a_group_raises(new_topic, new_consumer):
-    """The error says that a group_id is missing."""
+    """Without a group_id, commit() and committed() raise ConsumerStateError."""
     async with new_consumer(new_topic()) as consumer:
         with pytest.raises(ConsumerStateError, match="group_id"):
             await consumer.commit()
@@ -112,7 +112,7 @@ async def test_commit_without_a_group_raises(new_topic, new_consumer):
 
 
 async def test_a_commit_of_a_removed_member_raises(new_topic, new_consumer, witness, group):
-    """The error says which option to raise, and the broker keeps the former offset."""
+    """commit() of a removed member raises CommitFailedError and commits nothing."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(10)))
 
@@ -151,7 +151,7 @@ async def run_program(kafka_server, topic, group, end="pass"):
 
 
 async def test_a_new_process_begins_at_the_committed_offset(new_topic, kafka_server, witness, group):
-    """A new process begins there however the first one ended."""
+    """A new process starts at the committed offset, whether the former one ended or was killed."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(30)))
 
@@ -165,7 +165,7 @@ async def test_a_new_process_begins_at_the_committed_offset(new_topic, kafka_ser
 
 
 async def test_sigterm_commits_leaves_and_exits_with_0(new_topic, kafka_server, witness, group):
-    """tailrace.run on SIGTERM: finished records are committed, the group is left, the exit code is 0."""
+    """On SIGTERM, tailrace.run() commits finished records, leaves the group and exits with 0."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(30)))
 
@@ -180,8 +180,8 @@ async def test_sigterm_commits_leaves_and_exits_with_0(new_topic, kafka_server, 
 # ---- failed automatic commits ----------------------------------------------------------------------------------------
 
 
-async def test_a_zombies_commit_is_not_retried(quick, group):
-    """A removed member that does not know it yet: its commit is refused, and the event announces no retry."""
+async def test_a_commit_of_a_removed_member_is_not_retried(quick, group):
+    """An automatic commit of a removed member fails, and the event announces no retry."""
     topic, events = quick.topic_with(10), EventRecorder()
     options = {"group_protocol": "classic", "auto_commit_interval_ms": 200, "hooks": [events]}
 
@@ -209,7 +209,7 @@ async def test_a_zombies_commit_is_not_retried(quick, group):
     ],
 )
 async def test_a_commit_of_a_lost_membership_is_not_retried(quick, group, protocol, code):
-    """The event announces no retry, whichever error code ends the membership."""
+    """The event of a commit that fails with the membership announces no retry."""
     topic, events = quick.topic_with(10), EventRecorder()
     options = {"auto_commit_interval_ms": 200, "request_timeout_ms": 1_000, "hooks": [events], "group_id": group}
 
@@ -228,7 +228,7 @@ async def test_a_commit_of_a_lost_membership_is_not_retried(quick, group, protoc
 
 
 async def test_a_commit_at_a_loading_coordinator_is_retried(quick, group):
-    """If it loads for longer than a request may take, the next interval's commit contains the offset."""
+    """A commit that fails while the coordinator loads is repeated at the next interval."""
     topic, events = quick.topic_with(10), EventRecorder()
     options = {"auto_commit_interval_ms": 200, "request_timeout_ms": 1_000, "hooks": [events]}
 

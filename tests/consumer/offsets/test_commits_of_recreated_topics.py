@@ -24,7 +24,7 @@ def recreate(broker, topic, count=100):
 
 
 async def recreate_unseen(consumer, broker, topic):
-    """Recreate the topic while nothing is fetched: a member that sees it missing releases its partitions."""
+    """Recreate the topic while it is paused, so that the member does not see it missing and release its partitions."""
     consumer.pause()
     await asyncio.sleep(1.5)  # the fetch in flight ends after fetch_max_wait_ms
     await asyncio.to_thread(recreate, broker, topic)
@@ -38,7 +38,7 @@ def topic_of_old_records(broker, count=100):
 
 
 async def first_of_next_member(broker, topic, group, protocol):
-    """Return the record at which another member of the group begins."""
+    """Return the first record that another member of the group reads."""
     async with broker.consumer(topic, group_id=group, group_protocol=protocol) as second:
         async with asyncio.timeout(60):
             return await second.getone()
@@ -46,7 +46,7 @@ async def first_of_next_member(broker, topic, group, protocol):
 
 @both_protocols
 async def test_an_automatic_commit_of_old_records_skips_no_record_of_the_new_topic(kafka, group, protocol, recorder):
-    """Fifty old records are finished when the topic is recreated: the next member begins at its first record."""
+    """Finished records of a deleted topic are not committed for the recreated one."""
     topic = topic_of_old_records(kafka)
 
     async with kafka.consumer(
@@ -66,7 +66,7 @@ async def test_an_automatic_commit_of_old_records_skips_no_record_of_the_new_top
 
 
 async def test_a_commit_of_old_records_raises(kafka, group):
-    """The new topic is read from its first record; queued records of the old one are dropped."""
+    """commit() of records of a deleted topic raises, and the recreated topic is read from its first record."""
     topic = topic_of_old_records(kafka)
 
     options = {"enable_auto_commit": False, "auto_offset_reset": "latest"}
@@ -88,7 +88,7 @@ async def test_a_commit_of_old_records_raises(kafka, group):
 
 
 async def test_topic_ids_are_compared_before_a_commit_by_name(kafka, group, recorder):
-    """OffsetCommit before version 10 names topics: their ids are looked up just before it is sent."""
+    """If a broker accepts only topic names in commits, no offset of a deleted topic is committed for the new one."""
     topic = topic_of_old_records(kafka)
 
     with kafka.proxy.edit_answer(ApiVersionsRequest, without_ids_in_commits, times=None):

@@ -45,7 +45,7 @@ async def read(consumer: Consumer, count: int) -> list:
 
 
 async def test_assign_accepts_every_form_of_partitions(filled, new_consumer):
-    """A topic, a pair, a triple, mappings of three kinds, lists of them, mixed in one call."""
+    """assign() accepts topics, pairs, triples, mappings and lists of them in one call."""
     whole, pair, triple, single, several, mapped = (filled(3) for _ in range(6))
     what = [
         whole,
@@ -70,7 +70,7 @@ async def test_assign_accepts_every_form_of_partitions(filled, new_consumer):
 
 
 async def test_assign_begins_at_the_given_start(filled, new_consumer):
-    """A start is either end, an offset, a number of records before the end, or a time; the default is the policy."""
+    """assign() starts at either end, at an offset or before the end, and by default at auto_offset_reset."""
     topic = filled()
     place = TopicPartition(topic, 0)
     now = int(time.time() * 1000)
@@ -87,7 +87,7 @@ async def test_assign_begins_at_the_given_start(filled, new_consumer):
 
 
 async def test_with_assign_a_group_only_stores_offsets(filled, new_consumer, witness, group):
-    """Offsets are committed and found again; the group has no members; partitions without a commit begin by policy."""
+    """With assign(), offsets are committed for the group, which has no members."""
     topic = filled(2)
 
     async with new_consumer(group_id=group) as consumer:
@@ -108,7 +108,7 @@ async def test_with_assign_a_group_only_stores_offsets(filled, new_consumer, wit
 
 
 async def test_a_manual_assignment_cannot_commit_for_a_group_with_members(filled, new_consumer, group):
-    """The error is raised at once."""
+    """With assign(), commit() for a group with members raises CommitFailedError."""
     topic = filled()
 
     async with new_consumer(topic, group_id=group) as member, new_consumer(group_id=group) as outside:
@@ -121,7 +121,7 @@ async def test_a_manual_assignment_cannot_commit_for_a_group_with_members(filled
 
 
 async def test_without_auto_commit_nothing_is_stored(filled, new_consumer, witness, group):
-    """enable_auto_commit=False: only the user commits."""
+    """With assign() and enable_auto_commit=False, nothing is committed."""
     topic = filled()
 
     async with new_consumer(group_id=group, enable_auto_commit=False) as consumer:
@@ -132,7 +132,7 @@ async def test_without_auto_commit_nothing_is_stored(filled, new_consumer, witne
 
 
 async def test_a_new_assignment_replaces_the_old_one_as_a_whole(filled, new_consumer):
-    """Nothing of the old partitions is delivered any more, and an empty assignment reads nothing."""
+    """After assign(), no record of the former partitions is delivered; without arguments it assigns none."""
     old, new = filled(2, 2_000), filled()
 
     async with new_consumer() as consumer:
@@ -162,7 +162,7 @@ async def test_a_new_assignment_replaces_the_old_one_as_a_whole(filled, new_cons
     ids=str,
 )
 async def test_an_invalid_assignment_changes_nothing(filled, new_consumer, what, options, error):
-    """A wrong form, an unknown topic or partition: a typed error in bounded time; the old assignment stays."""
+    """An invalid call of assign() raises, and the former assignment remains."""
     topic = filled()
     given = [eval(repr(one).replace("{topic}", topic)) for one in what]
 
@@ -177,7 +177,7 @@ async def test_an_invalid_assignment_changes_nothing(filled, new_consumer, what,
 
 
 async def test_assigning_and_subscribing_exclude_each_other(filled, new_consumer, group):
-    """unsubscribe() ends either, and without one nothing is read."""
+    """assign() raises beside a subscription, and subscribe() beside an assignment, until unsubscribe()."""
     topic = filled()
 
     async with new_consumer(topic, group_id=group) as consumer:
@@ -194,7 +194,7 @@ async def test_assigning_and_subscribing_exclude_each_other(filled, new_consumer
 
 
 async def test_a_member_may_change_its_topics(filled, new_consumer, witness, group):
-    """Topics are added and removed while it runs; the group rebalances, and partitions that stay continue."""
+    """subscribe() adds and removes topics of a running member."""
     first, second = filled(), filled()
 
     options = {"heartbeat_interval_ms": 200, "default_api_timeout_ms": 3_000}
@@ -216,7 +216,7 @@ async def test_a_member_may_change_its_topics(filled, new_consumer, witness, gro
 
 
 async def test_unsubscribing_leaves_the_group_and_commits(filled, new_consumer, witness, group):
-    """The group is empty, finished records are committed, and a later subscription joins again."""
+    """unsubscribe() commits finished records and leaves the group, and subscribe() joins it again."""
     topic = filled()
 
     async with new_consumer(topic, group_id=group) as consumer:
@@ -230,7 +230,7 @@ async def test_unsubscribing_leaves_the_group_and_commits(filled, new_consumer, 
 
 
 async def test_a_pattern_replaces_topics(filled, new_consumer, new_topic, group):
-    """Exactly the matching topics are read, with and without a group."""
+    """subscribe(pattern=) replaces topics by the matching ones, with and without a group."""
     first, second = filled(), filled()
 
     for options in ({"group_id": group}, {"auto_offset_reset": "earliest"}):
@@ -245,7 +245,7 @@ async def test_a_pattern_replaces_topics(filled, new_consumer, new_topic, group)
 
 
 async def test_a_consumer_without_topics_raises_when_polled(new_consumer, group):
-    """The consumer starts without topics; polling it before a subscription raises instead of waiting forever."""
+    """A consumer without topics starts, and raises when it is polled."""
     async with new_consumer(group_id=group) as consumer:
         for call in (consumer.getone, consumer.getmany):
             with pytest.raises(ConsumerStateError, match="subscribe\\(\\) or assign\\(\\)"):
@@ -255,8 +255,8 @@ async def test_a_consumer_without_topics_raises_when_polled(new_consumer, group)
         await until(lambda: consumer.assignment() == frozenset())
 
 
-async def test_a_failed_assign_leaves_the_consumer_free(witness_of, group):
-    """If the committed offsets may not be read, nothing is assigned, and subscribe() still works."""
+async def test_a_failed_assign_changes_nothing(witness_of, group):
+    """If the group's offsets may not be read, assign() raises, and subscribe() still works."""
     topic = witness_of.topic_with(3)
 
     def refused(answer):
@@ -273,7 +273,7 @@ async def test_a_failed_assign_leaves_the_consumer_free(witness_of, group):
 
 
 async def test_a_change_from_a_pattern_to_topics_keeps_their_metadata(quick, group):
-    """With the consumer protocol the broker resolves a pattern, so the group is joined again; topics stay watched."""
+    """After a change from a pattern to a topic, the topic's metadata are still refreshed."""
     topic = quick.topic()
     quick.produce(topic, [b"0"])
     options = {"group_id": group, "metadata_max_age_ms": 300, "retry_backoff_max_ms": 100}
@@ -293,7 +293,7 @@ async def test_a_change_from_a_pattern_to_topics_keeps_their_metadata(quick, gro
 
 
 async def test_assign_with_reset_offset_on_start_is_bounded(witness_of, group):
-    """If the leader is silent, assign() ends after default_api_timeout_ms."""
+    """If the leader does not answer, assign() with reset_offset_on_start returns after default_api_timeout_ms."""
     topic = witness_of.topic_with(5)
     options = {"group_id": group, "reset_offset_on_start": True, "default_api_timeout_ms": 5_000}
 

@@ -1,4 +1,4 @@
-"""Manual assignment, positions and lag, as users of kafka-python's old consumers know them."""
+"""Manual assignment, positions and lag."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def places(records):
 # ---- assign -------------------------------------------------------------------------------------------------------
 
 
-async def test_every_form_of_naming_partitions(kafka):
-    """A name, a pair, mappings to one, several or an offset, triples, and all of them mixed."""
+async def test_partitions_can_be_named_in_every_form(kafka):
+    """assign() accepts a name, pairs, triples, mappings to partitions or offsets, and a mix of them."""
     a, b = kafka.topic_with(5, partitions=3), kafka.topic_with(5, partitions=2)
     everything = {(a, 0), (a, 1), (a, 2)}
     forms = [
@@ -61,7 +61,7 @@ async def test_every_form_of_naming_partitions(kafka):
 
 
 async def test_an_assignment_replaces_the_one_before(kafka):
-    """Fetched records of the old one are dropped at once; an invalid one changes nothing."""
+    """assign() discards fetched records of the former partitions, and changes nothing if it raises."""
     a, b = kafka.topic_with(50), kafka.topic_with(5)
 
     async with kafka.consumer(a, default_api_timeout_ms=1_000, **EARLIEST) as consumer:
@@ -86,7 +86,7 @@ async def test_an_assignment_replaces_the_one_before(kafka):
 
 
 async def test_only_assigned_partitions_are_fetched(kafka, group):
-    """One of a topic's three partitions is fetched, and no group is joined."""
+    """With assign(), only the assigned partitions are fetched, and no group is joined."""
     topic = kafka.topic_with(5, partitions=3)
 
     async with kafka.consumer(topic, client_id=group, **EARLIEST) as consumer:
@@ -102,7 +102,7 @@ async def test_only_assigned_partitions_are_fetched(kafka, group):
 
 
 async def test_assign_with_a_group_only_stores_offsets(kafka, group):
-    """The group has no member; the next consumer continues there; a group with members refuses the commit."""
+    """With assign(), offsets are committed for a group without members, and refused for one with members."""
     topic = kafka.topic_with(10)
 
     async def assigned(count):
@@ -124,7 +124,7 @@ async def test_assign_with_a_group_only_stores_offsets(kafka, group):
 
 
 async def test_assign_reads_committed_offsets_again(kafka, group):
-    """A consumer that assigns "committed" again continues at an offset committed by another client meanwhile."""
+    """assign(at="committed") starts at the offset that another client has committed meanwhile."""
     topic = kafka.topic_with(20)
 
     async with kafka.consumer(topic, group_id=group, enable_auto_commit=False, **EARLIEST) as consumer:
@@ -139,7 +139,7 @@ async def test_assign_reads_committed_offsets_again(kafka, group):
 
 
 async def test_a_larger_subscription_joins_once(kafka, group):
-    """One join subscribes to the new topics, and partitions that stay continue at their positions."""
+    """subscribe() with an additional topic sends one join, and the other topic continues at its position."""
     a, b = kafka.topic_with(5), kafka.topic_with(5)
 
     async with kafka.consumer(a, group_id=group, client_id=group, heartbeat_interval_ms=100) as consumer:
@@ -156,11 +156,11 @@ async def test_a_larger_subscription_joins_once(kafka, group):
     assert after == joins + 1
 
 
-# ---- how far ------------------------------------------------------------------------------------------------------
+# ---- offsets and lag ----------------------------------------------------------------------------------------------
 
 
-async def test_offsets_by_kind(kafka, group):
-    """Ten delivered, six finished and committed: each kind of offsets, as a copy; an unknown kind raises."""
+async def test_offsets_are_returned_by_kind(kafka, group):
+    """offsets() returns a copy of each kind of offset, and an unknown kind raises."""
     topic = kafka.topic_with(30)
     place = TopicPartition(topic, 0)
 
@@ -183,7 +183,7 @@ async def test_offsets_by_kind(kafka, group):
 
 
 async def test_offsets_are_a_tuple_of_four(kafka):
-    """Offsets have a fixed order, are read by index and by name, and can be pickled, copied and printed."""
+    """The result of offsets() is a tuple with named fields that can be pickled and copied."""
     topic = kafka.topic_with(5)
 
     async with kafka.consumer(topic, **EARLIEST) as consumer:
@@ -196,8 +196,8 @@ async def test_offsets_are_a_tuple_of_four(kafka):
     assert repr(found).startswith("ConsumerOffsets(fetch={")
 
 
-async def test_assignment_and_positions(kafka, group):
-    """The assignment agrees with the broker's, and each position is after the last record."""
+async def test_assignment_and_positions_agree_with_the_broker(kafka, group):
+    """assignment() agrees with the broker's, and each position is after the last record."""
     topic = kafka.topic_with(4, partitions=3)
 
     async with kafka.consumer(topic, group_id=group) as consumer:
@@ -210,8 +210,8 @@ async def test_assignment_and_positions(kafka, group):
     assert len(records) == 12
 
 
-async def test_lag(kafka, group):
-    """100 produced and 30 read leave 70; some partitions have their own total."""
+async def test_lag_counts_unread_records(kafka, group):
+    """lag() counts the records that are not read yet, of all partitions or of some."""
     topic = kafka.topic_with(50, partitions=2)
 
     async with kafka.consumer(topic, group_id=group) as consumer:
@@ -224,8 +224,8 @@ async def test_lag(kafka, group):
     assert part.partitions == {one: lag.partitions[one]}
 
 
-async def test_beginning_and_end_offsets(kafka):
-    """A hundred produced and ten deleted: it ends at 100 and begins at 10."""
+async def test_beginning_and_end_offsets_are_those_of_the_log(kafka):
+    """beginning_offsets() and end_offsets() return the ends of the log after records were deleted."""
     from confluent_kafka import TopicPartition as Place  # noqa: PLC0415 - the one use
 
     topic = kafka.topic_with(100)
@@ -240,11 +240,11 @@ async def test_beginning_and_end_offsets(kafka):
     assert [end[place], first[place]] == [100, 10]
 
 
-# ---- how long -----------------------------------------------------------------------------------------------------
+# ---- timeouts -----------------------------------------------------------------------------------------------------
 
 
 async def test_consumer_timeout_ms_raises_or_ends_the_loop(kafka):
-    """A call raises and may be repeated; a loop raises, or ends with when_timed_out="stop"."""
+    """consumer_timeout_ms raises in calls and loops, or ends the loop with when_timed_out="stop"."""
     topic = kafka.topic()
 
     async with kafka.consumer(topic, consumer_timeout_ms=200) as consumer:
@@ -264,11 +264,8 @@ async def test_consumer_timeout_ms_raises_or_ends_the_loop(kafka):
     assert seen == []
 
 
-async def test_getmany_with_min_records_and_timeout(kafka):
-    """Three of five records are there: they are returned at the timeout, and at once with timeout 0.
-
-    Without a timeout the call waits for the fifth.
-    """
+async def test_getmany_waits_for_min_records_until_its_timeout(kafka):
+    """getmany() waits for min_records until its timeout, and returns buffered records at once with timeout 0."""
     topic = kafka.topic_with(4)
 
     async with kafka.consumer(topic, **EARLIEST) as consumer:
@@ -292,7 +289,7 @@ async def test_getmany_with_min_records_and_timeout(kafka):
 
 
 async def test_batches_yields_lists_of_at_most_max_records(kafka):
-    """batches() yields lists of at most max_records, in order; each getmany() call returns one batch."""
+    """batches() yields lists of at most max_records records in order."""
     topic = kafka.topic_with(20)
 
     async with kafka.consumer(topic, **EARLIEST) as consumer:
@@ -307,7 +304,7 @@ async def test_batches_yields_lists_of_at_most_max_records(kafka):
 
 
 async def test_streams_separate_topics(kafka):
-    """Streams are read by partition: a reader of one topic's streams takes no records of the other."""
+    """Reading the streams of one topic does not change the position of another."""
     a, b = kafka.topic_with(5), kafka.topic_with(5)
 
     async with kafka.consumer(a, b, **EARLIEST) as consumer:
@@ -323,8 +320,8 @@ async def test_streams_separate_topics(kafka):
     assert other == 0
 
 
-async def test_reconfigure_a_running_consumer(kafka, group):
-    """reconfigure() changes the next fetches, all options or none, and back again."""
+async def test_reconfigure_changes_a_running_consumer(kafka, group):
+    """reconfigure() changes the options of the next fetches, and changes nothing if one is invalid."""
     topic = kafka.topic()
 
     def fetches():

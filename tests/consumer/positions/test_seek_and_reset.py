@@ -32,7 +32,7 @@ NOON = 1_700_000_000_000
 
 @pytest.fixture
 def stamped(kafka_server, new_topic):
-    """Return a function that creates topics of records a second apart from NOON on, without the first ``gone`` ones."""
+    """Return a function that creates topics of records a second apart, and deletes the first ``gone`` ones."""
 
     def make(count: int = 100, *, partitions: int = 1, gone: int = 0) -> str:
         topic = new_topic(partitions, retention_ms=-1)
@@ -59,7 +59,7 @@ def cut(server, topic: str, partitions: int, before: int) -> None:
 
 
 async def test_seek_counts_from_either_end_and_from_the_position(stamped, new_consumer, group):
-    """seek() counts from the first record, the position or the end; the result stays within the log."""
+    """seek() counts from the beginning, the position or the end, and the result stays within the log."""
     topic = stamped(gone=10)
     place = TopicPartition(topic, 0)
 
@@ -77,7 +77,7 @@ async def test_seek_counts_from_either_end_and_from_the_position(stamped, new_co
 
 
 async def test_a_seek_may_be_spread_over_partitions(stamped, new_consumer, group):
-    """A total is divided evenly, the remainder among the first ones; an invalid total raises."""
+    """seek(spread=True) divides a number of records evenly among partitions."""
     topic = stamped(partitions=4)
     places = [TopicPartition(topic, number) for number in range(4)]
 
@@ -95,8 +95,8 @@ async def test_a_seek_may_be_spread_over_partitions(stamped, new_consumer, group
     assert [back[place] for place in places] == [97, 97, 98, 98]
 
 
-async def test_seek_to_either_end_and_to_a_time(stamped, new_consumer, group):
-    """These move all assigned partitions or some; a time is a number, datetime or timedelta, after the last the end."""
+async def test_partitions_are_sought_to_either_end_and_to_a_time(stamped, new_consumer, group):
+    """seek_to_beginning(), seek_to_end() and seek_to_time() move all assigned partitions, or the given ones."""
     topic = stamped(partitions=2, gone=10)
     first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
     middle = dt.datetime.fromtimestamp((NOON + 49_500) / 1000, dt.UTC)
@@ -121,8 +121,8 @@ async def test_seek_to_either_end_and_to_a_time(stamped, new_consumer, group):
             await consumer.seek_to_end(TopicPartition(topic, 7))
 
 
-async def test_a_seek_drops_the_fetch_in_flight_and_is_committed(witness_of, group):
-    """No record from before the seek is delivered after it, though a fetch was in flight; the position is committed."""
+async def test_a_seek_discards_the_fetch_in_flight_and_is_committed(witness_of, group):
+    """A seek discards the response to a fetch in flight, and the new position is committed."""
     topic, events = witness_of.topic(), EventRecorder()
     witness_of.produce(topic, (b"x" * 100 for _ in range(1_000)), batch_bytes=2_000)
     place = TopicPartition(topic, 0)
@@ -143,7 +143,7 @@ async def test_a_seek_drops_the_fetch_in_flight_and_is_committed(witness_of, gro
 
 
 async def test_a_seek_with_a_silent_leader_times_out(witness_of, group):
-    """seek_to_end() raises within default_api_timeout_ms; the seek stays in effect."""
+    """If the leader does not answer, seek_to_end() raises after default_api_timeout_ms and stays in effect."""
     topic = witness_of.topic_with(10)
 
     async with witness_of.consumer(topic, group_id=group, default_api_timeout_ms=700) as consumer:
@@ -156,8 +156,8 @@ async def test_a_seek_with_a_silent_leader_times_out(witness_of, group):
         assert (await consumer.getone(timeout_ms=20_000)).offset == 10
 
 
-async def test_offset_queries(stamped, new_consumer):
-    """Beginning, end and the first record at or after a time are found for any partition, assigned or not."""
+async def test_offsets_of_any_partition_can_be_queried(stamped, new_consumer):
+    """Offsets of both ends and of a time can be queried for partitions that are not assigned."""
     topic, other = stamped(gone=10), stamped()
     place, beside = TopicPartition(topic, 0), TopicPartition(other, 0)
 
@@ -177,7 +177,7 @@ async def test_offset_queries(stamped, new_consumer):
 
 
 async def test_offset_queries_follow_a_changed_leader(witness_of):
-    """A leader that has just changed is looked up again, also of a topic that this consumer does not read."""
+    """A query that a former leader refuses is sent to the new one, also of a topic that is not read."""
     topic, other = witness_of.topic(), witness_of.topic_with(5)
     place = TopicPartition(other, 0)
 
@@ -191,7 +191,7 @@ async def test_offset_queries_follow_a_changed_leader(witness_of):
 
 
 async def test_offset_queries_of_an_unknown_topic_raise(new_topic, new_consumer):
-    """Queries raise after the grace period of a new topic, or default_api_timeout_ms."""
+    """A query of an unknown topic raises UnknownTopicError in bounded time."""
     async with new_consumer(new_topic(), default_api_timeout_ms=1_000) as consumer:
         async with asyncio.timeout(20):
             with pytest.raises(UnknownTopicError):
@@ -210,8 +210,8 @@ async def test_offset_queries_of_an_unknown_topic_raise(new_topic, new_consumer)
         ("PT1H", 100),
     ],
 )
-async def test_auto_offset_reset(stamped, new_consumer, group, reset, first):
-    """The start is a name, a time, or a timedelta before now; a time after the last record is the end."""
+async def test_auto_offset_reset_determines_the_start(stamped, new_consumer, group, reset, first):
+    """auto_offset_reset is either end, a time, or a duration before now; a time after all records is the end."""
     topic = stamped(gone=10)
 
     async with new_consumer(topic, group_id=group, auto_offset_reset=reset) as consumer:
@@ -227,7 +227,7 @@ async def test_auto_offset_reset(stamped, new_consumer, group, reset, first):
 async def test_a_position_out_of_range_is_reset_by_policy(
     stamped, new_consumer, witness, group, *, reset, goes_on, lost
 ):
-    """Records were deleted before they were read: an event has the old and new offset and the number of records."""
+    """A position before the beginning of the log is reset, and an event counts the lost records."""
     topic, events = stamped(), EventRecorder()
     await witness.commit(group, topic, 10, "")
     cut(witness, topic, 1, 50)
@@ -243,7 +243,7 @@ async def test_a_position_out_of_range_is_reset_by_policy(
 
 
 async def test_a_seek_in_any_turn_after_the_assignment_counts(stamped, new_consumer):
-    """A seek counts also in the event-loop turn in which the look-up of the start offset begins."""
+    """A seek applies in any turn of the event loop after assign()."""
     place = TopicPartition(stamped(10), 0)
 
     for turns in range(8):
@@ -256,7 +256,7 @@ async def test_a_seek_in_any_turn_after_the_assignment_counts(stamped, new_consu
 
 
 async def test_a_position_out_of_range_raises_with_policy_none(stamped, new_consumer, witness, group, kafka_server):
-    """The error names partition and offset; it is raised again, also by position(), until a seek."""
+    """With auto_offset_reset="none", a position out of range raises in each call until a seek."""
     topic = stamped()
     await witness.commit(group, topic, 10, "")
     cut(kafka_server, topic, 1, 50)
@@ -276,7 +276,7 @@ async def test_a_position_out_of_range_raises_with_policy_none(stamped, new_cons
 
 
 async def test_reset_offset_on_start_ignores_committed_offsets_once(stamped, new_consumer, witness, group):
-    """All records are delivered again; a partition that a later rebalance takes and returns is not reset again."""
+    """reset_offset_on_start ignores the committed offset at the start, and not in later rebalances."""
     topic = stamped(partitions=2)
     for partition in range(2):
         await witness.commit(group, topic, 70, "", partition)
@@ -299,7 +299,7 @@ async def test_reset_offset_on_start_ignores_committed_offsets_once(stamped, new
 
 
 async def test_reset_offset_on_start_does_not_apply_to_a_later_subscription(stamped, new_consumer, group):
-    """After unsubscribe() and subscribe() the consumer continues at its positions."""
+    """After unsubscribe() and subscribe(), a consumer with reset_offset_on_start continues at its positions."""
     topic = stamped()
 
     async with new_consumer(topic, group_id=group, reset_offset_on_start=True) as consumer, asyncio.timeout(40):
@@ -312,7 +312,7 @@ async def test_reset_offset_on_start_does_not_apply_to_a_later_subscription(stam
 
 
 async def test_reset_offset_on_start_commits_before_the_first_record(stamped, new_consumer, witness, group):
-    """The broker stores the beginning as the group's offset before any record is read."""
+    """reset_offset_on_start commits the start offset before the first record is read."""
     topic, events = stamped(), EventRecorder()
     await witness.commit(group, topic, 70, "")
 
@@ -325,7 +325,7 @@ async def test_reset_offset_on_start_commits_before_the_first_record(stamped, ne
 async def test_partitions_added_later_are_read_from_their_first_record(
     kafka_server, new_topic, new_consumer, witness, group
 ):
-    """With "latest", records written before the consumers know of the partition are not skipped."""
+    """With auto_offset_reset="latest", a partition that is added later is read from its first record."""
     topic = new_topic(1)
     options = {"auto_offset_reset": "latest", "metadata_max_age_ms": 1_000}
 
@@ -339,8 +339,10 @@ async def test_partitions_added_later_are_read_from_their_first_record(
     assert [(record.partition, record.offset) for record in found] == [(1, 0), (1, 0)]
 
 
-async def test_added_partitions_on_a_shared_cluster(kafka_server, new_topic, new_consumer, witness):
-    """A topic's known partitions are those at this consumer's own subscription, not at another's."""
+async def test_partitions_added_before_a_subscription_start_at_the_policy(
+    kafka_server, new_topic, new_consumer, witness
+):
+    """A partition added before a consumer subscribed starts at "latest", although another consumer read it before."""
     topic, other = new_topic(), new_topic()
     options = {"bootstrap_servers": kafka_server.bootstrap_servers, "metadata_max_age_ms": 300}
 

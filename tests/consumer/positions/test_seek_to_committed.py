@@ -1,4 +1,4 @@
-"""``seek_to_committed``: read on where a restarted consumer would begin."""
+"""``seek_to_committed``: continue where a restarted consumer would start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NEVER = {"enable_auto_commit": False}
 
 
 async def test_reading_continues_at_the_committed_offset(new_topic, new_consumer, witness, group):
-    """Delivered records after it are delivered again; the offsets are returned."""
+    """seek_to_committed() moves to the committed offsets and returns them."""
     topic = new_topic(2)
     witness.fill(topic, 2, 20)
     first, second = (TopicPartition(topic, number) for number in range(2))
@@ -29,7 +29,7 @@ async def test_reading_continues_at_the_committed_offset(new_topic, new_consumer
 
 
 async def test_without_a_committed_offset_the_reset_policy_applies(new_topic, new_consumer, witness, group):
-    """``auto_offset_reset`` decides, as at a restart; with "none" it is an error."""
+    """Without a committed offset, seek_to_committed() applies auto_offset_reset, and raises if that is "none"."""
     topic = new_topic()
     witness.fill(topic, 1, 10)
     place = TopicPartition(topic, 0)
@@ -44,7 +44,7 @@ async def test_without_a_committed_offset_the_reset_policy_applies(new_topic, ne
 
 
 async def test_acknowledged_records_are_not_repeated(new_topic, new_consumer, witness, group):
-    """Records after the committed offset that its offset map lists as finished are skipped."""
+    """After seek_to_committed(), records that the offset map lists as finished are skipped."""
     topic = new_topic()
     witness.fill(topic, 1, 6)
 
@@ -65,7 +65,7 @@ async def test_acknowledged_records_are_not_repeated(new_topic, new_consumer, wi
 
 
 async def test_commits_follow_the_seek(new_topic, new_consumer, witness, group):
-    """Automatic commits continue from there, never below the committed offset."""
+    """After seek_to_committed(), automatic commits continue at the committed offset."""
     topic = new_topic()
     witness.fill(topic, 1, 10)
 
@@ -80,7 +80,7 @@ async def test_commits_follow_the_seek(new_topic, new_consumer, witness, group):
 
 
 async def test_seek_to_committed_needs_a_group_and_an_assigned_partition(new_topic, new_consumer, group):
-    """Without either it raises before anything is changed."""
+    """seek_to_committed() raises without a group, and for a partition that is not assigned."""
     topic = new_topic()
     async with new_consumer(topic) as consumer:
         with pytest.raises(ConsumerStateError, match=r"seek_to_committed\(\) needs a group_id"):

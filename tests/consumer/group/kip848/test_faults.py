@@ -1,4 +1,4 @@
-"""The consumer protocol under faults: a member is refused, forgotten or cut off, or its broker dies."""
+"""The consumer protocol under faults: a member is refused, removed or disconnected, or its broker dies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def joins(quick, group):
 
 @pytest.mark.parametrize("code", [ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID])
 async def test_a_fenced_or_unknown_member_joins_again_with_its_id(quick, group, code):
-    """Its partitions are lost, not revoked; it joins again at epoch 0 with its id, and no record is missed."""
+    """A fenced or unknown member loses its partitions, joins again with its id, and misses no record."""
     topic, events = quick.topic(2), EventRecorder()
     quick.produce(topic, (b"%d" % n for n in range(1_000)))
 
@@ -71,7 +71,7 @@ async def test_a_fenced_or_unknown_member_joins_again_with_its_id(quick, group, 
 
 
 async def test_a_removed_member_joins_again(quick, group):
-    """A leave is sent in its name: it learns that it is unknown, loses its partitions, and joins again."""
+    """A member that an administrator removed loses its partitions and joins again with its id."""
     topic, events = quick.topic_with(100), EventRecorder()
 
     async with ConsumerGroup(quick.consumer, topic, group_id=group, client_id=group, hooks=[events]) as crew:
@@ -96,7 +96,7 @@ async def expel(quick, group, member_id):
 
 
 async def test_a_commit_with_a_stale_epoch_is_repeated_after_a_heartbeat(quick, group):
-    """STALE_MEMBER_EPOCH: the member sends a heartbeat at once and commits again; the user sees no error."""
+    """A commit refused as STALE_MEMBER_EPOCH is sent again after a heartbeat, and commit() raises nothing."""
     topic, events = quick.topic_with(10), EventRecorder()
     await quick.configure(group, consumer_heartbeat_interval_ms=15_000)
 
@@ -118,7 +118,7 @@ async def test_a_commit_with_a_stale_epoch_is_repeated_after_a_heartbeat(quick, 
 
 @pytest.mark.parametrize("code", [14, 15, 16])
 async def test_a_coordinator_that_cannot_answer_now_is_retried(quick, group, code):
-    """Loading, not available, not the coordinator: the user sees no error."""
+    """Requests that a coordinator refuses with codes 14, 15 and 16 are sent again, and no error is raised."""
     topic, events, proxy = quick.topic_with(20), EventRecorder(), quick.proxy
     async with quick.consumer(topic, group_id=group) as consumer:
         await consumer.getone()
@@ -142,7 +142,7 @@ async def test_a_coordinator_that_cannot_answer_now_is_retried(quick, group, cod
 
 
 async def test_a_dead_member_is_replaced_after_its_session(quick, group):
-    """The other member gets its partitions after the broker's session timeout, with its unfinished records."""
+    """When the session of a killed member has expired, another member handles its unfinished records."""
     topic = quick.topic(2)
     quick.produce(topic, (b"%d" % n for n in range(100)))
     await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=1_000)
@@ -160,7 +160,7 @@ async def test_a_dead_member_is_replaced_after_its_session(quick, group):
 
 
 async def test_a_member_without_network_loses_its_partitions_before_others_get_them(quick, group):
-    """A black hole longer than the session: partitions are lost before others get them; nothing more is delivered."""
+    """A member without network loses its partitions before others get them, and delivers no buffered record."""
     topic, events, others = quick.topic(2), EventRecorder(), EventRecorder()
     await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=3_000)
     options = {"group_id": group, "max_queued_records": 10}

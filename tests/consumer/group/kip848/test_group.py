@@ -15,7 +15,7 @@ from tests.support.event_recorder import EventRecorder
 
 
 async def produce_until(done, quick, topic):
-    """Produce records until told to stop; return their number."""
+    """Produce records until ``done`` is set, and return their number."""
     count = 0
     while not done.is_set():
         count += await asyncio.to_thread(quick.produce, topic, [b"%d" % n for n in range(200)])
@@ -23,7 +23,7 @@ async def produce_until(done, quick, topic):
 
 
 async def test_members_join_and_leave_and_every_record_is_handled_once(quick, group):
-    """Two share six partitions, a third joins, one leaves: the broker agrees at every step."""
+    """While members join and leave, each record is handled once and all are committed."""
     topic, done = quick.topic(6), asyncio.Event()
 
     async with ConsumerGroup(quick.consumer, topic, group_id=group) as crew:
@@ -49,7 +49,7 @@ async def test_members_join_and_leave_and_every_record_is_handled_once(quick, gr
 
 
 async def test_commits_carry_the_epoch_of_the_member(quick, group):
-    """Each commit contains the member id and its epoch, in the version made for that (9)."""
+    """Each commit contains the member's id and one of the epochs that the broker sent to it."""
     topic = quick.topic(4)
     quick.produce(topic, (b"%d" % n for n in range(200)))
     options = {"group_id": group, "auto_commit_interval_ms": 50}
@@ -75,7 +75,7 @@ async def test_commits_carry_the_epoch_of_the_member(quick, group):
 
 
 class Diary:
-    """Listener that records assignments and revocations; ``gate`` keeps a revocation from ending."""
+    """Listener that records assignments and revocations; a revocation returns when ``gate`` is set."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, object]] = []
@@ -108,7 +108,10 @@ def owned_by(beat):
 
 
 async def test_partitions_are_revoked_in_order(quick, group):
-    """No record follows on_partitions_revoked; finished ones are committed before the broker learns of the release."""
+    """No record of a partition follows on_partitions_revoked, and its finished records are committed.
+
+    The broker receives the commit before the heartbeat that releases the partition.
+    """
     topic, done, diary = quick.topic(4), asyncio.Event(), Diary()
     options = {"group_id": group, "auto_commit_interval_ms": 60_000}
     producing = asyncio.create_task(produce_until(done, quick, topic))
@@ -155,7 +158,7 @@ async def test_partitions_are_revoked_in_order(quick, group):
 
 
 async def test_kept_partitions_are_read_during_a_rebalance(quick, group):
-    """While others are revoked, kept partitions are read on from their positions and buffers, or stay paused."""
+    """While others are revoked, kept partitions are read from the buffer without another fetch, or stay paused."""
     topic, diary, events = quick.topic(4), Diary(), EventRecorder()
     quick.fill(topic, 4, 100)
     options = {"group_id": group, "client_id": group, "rebalance_listener": diary, "hooks": [events]}
@@ -196,7 +199,7 @@ async def test_kept_partitions_are_read_during_a_rebalance(quick, group):
 
 
 async def test_the_callback_gets_old_and_new_positions(quick, group):
-    """When a second member joins, the first one's callback gets six positions before and three after."""
+    """post_rebalance_callback is called with the positions before and after the rebalance."""
     topic, calls = quick.topic(6), []
     quick.fill(topic, 6, 10)
 

@@ -16,7 +16,7 @@ from tests.support.kip848_broker import has_no_changes, is_full
 
 
 async def test_heartbeats_contain_only_changes(quick, group):
-    """The join contains everything; after that each field is null, apart from partitions that have changed."""
+    """The first heartbeat contains all fields, and the others only partitions that have changed."""
     topic = quick.topic(4)
 
     async with quick.consumer(topic, group_id=group, client_id=group) as first:
@@ -39,7 +39,7 @@ async def test_heartbeats_contain_only_changes(quick, group):
 
 
 async def test_heartbeats_continue_during_a_long_callback(quick, group):
-    """A callback longer than the session keeps the membership; the first fetch comes after it, from its override."""
+    """A callback may run for longer than the session, and the first fetch starts at its override."""
     topic, proxy, events, seen = quick.topic_with(20), quick.proxy, EventRecorder(), {}
     await quick.configure(group, consumer_heartbeat_interval_ms=100, consumer_session_timeout_ms=3_000)
 
@@ -64,7 +64,7 @@ async def test_heartbeats_continue_during_a_long_callback(quick, group):
 
 
 async def test_heartbeats_follow_the_interval_that_the_broker_sends(quick, group):
-    """The pause before each heartbeat is that of the response before, also when the broker changes it."""
+    """Heartbeats follow the interval of the last response, also when the broker's configuration changes."""
     topic = quick.topic()
     pauses = {}
 
@@ -85,14 +85,14 @@ async def test_heartbeats_follow_the_interval_that_the_broker_sends(quick, group
 
 
 async def test_the_session_timeout_is_the_groups_configuration(quick, group):
-    """A heartbeat times out after a third of the group's session, also when that is changed."""
+    """A heartbeat times out after a third of the session timeout that the group's configuration has."""
     topic, client = quick.topic(), {"group_id": group, "client_id": group}
     await quick.configure(group, consumer_session_timeout_ms=60_000)
 
     async with quick.consumer(topic, **client, metadata_max_age_ms=200) as consumer:
         await until(lambda: bool(consumer.assignment()))
         await quick.configure(group, consumer_session_timeout_ms=3_000)
-        await until(lambda: "3000" in sessions_told(quick.proxy, group))
+        await until(lambda: "3000" in described_values(quick.proxy, group))
         with quick.proxy.drop_answer(ConsumerGroupHeartbeatRequest) as dropped:
             await dropped.wait_applied()
             beats = len(quick.heartbeats(group))
@@ -103,6 +103,6 @@ async def test_the_session_timeout_is_the_groups_configuration(quick, group):
     assert is_full(again.message)
 
 
-def sessions_told(proxy, client_id):
+def described_values(proxy, client_id):
     answers = [frame.message for frame in proxy.answers(DescribeConfigsRequest, client_id=client_id)]
     return {config.value for answer in answers for result in answer.results for config in result.configs}

@@ -19,7 +19,7 @@ async def group_type(quick, group):
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 async def test_members_are_replaced_one_by_one(quick, group, strategy):
-    """After each change the broker has six partitions assigned; every record is handled once."""
+    """While members of a group change to the consumer protocol and back, each record is handled once."""
     topic, is_over = quick.topic(6), asyncio.Event()
     classic = {**CLASSIC, "partition_assignment_strategy": strategy}
     types = []

@@ -15,7 +15,7 @@ from tests.support.consumer_group import until
 
 @pytest.mark.slow
 async def test_a_topic_created_later_matches_a_pattern(quick, group):
-    """The broker resolves the pattern, every ten seconds."""
+    """A topic created later is read if it matches the pattern, which the broker resolves."""
     first, second = f"{group}-first", f"{group}-second"
     quick.server.create_topic(first)
     quick.server.create_topic(f"{group}-other")
@@ -36,7 +36,7 @@ async def test_a_topic_created_later_matches_a_pattern(quick, group):
 
 
 async def test_a_compiled_pattern_keeps_its_flags(quick, group):
-    """re.compile(…, re.IGNORECASE) is sent in RE2's syntax."""
+    """A compiled pattern with re.IGNORECASE matches topics regardless of case."""
     quick.server.create_topic(f"{group}-MIXED")
     quick.produce(f"{group}-MIXED", [b"1"])
     pattern = re.compile(f"{group}-mixed", re.IGNORECASE)
@@ -47,7 +47,7 @@ async def test_a_compiled_pattern_keeps_its_flags(quick, group):
 
 @pytest.mark.parametrize("pattern", ["orders(", "(?=orders)orders", "(a)\\1"])
 async def test_a_pattern_that_the_broker_refuses_raises(quick, group, pattern):
-    """Unbalanced brackets, look-ahead, back references: the next call raises and names the option."""
+    """A pattern that RE2 does not support raises ConfigurationError at the next poll."""
     async with quick.consumer(pattern=pattern, group_id=group) as consumer:
         with pytest.raises(ConfigurationError, match="pattern"):
             await consumer.getone(timeout_ms=10_000)
@@ -55,7 +55,7 @@ async def test_a_pattern_that_the_broker_refuses_raises(quick, group, pattern):
 
 @pytest.mark.parametrize("assignor", ["range", "uniform"])
 async def test_group_remote_assignor_selects_the_brokers_assignor(quick, group, assignor):
-    """The broker names the chosen assignor, and the assignments are that assignor's."""
+    """group_remote_assignor selects the assignor of the broker."""
     topics = [quick.topic(3), quick.topic(3)]
     options = {"group_id": group, "group_remote_assignor": assignor, "client_id": group}
 
@@ -71,7 +71,7 @@ async def test_group_remote_assignor_selects_the_brokers_assignor(quick, group, 
 
 
 async def test_an_assignor_that_the_broker_lacks_raises(quick, group):
-    """The next call raises and names the option."""
+    """An assignor that the broker does not have raises ConfigurationError at the next poll."""
     async with quick.consumer(quick.topic(), group_id=group, group_remote_assignor="magic") as consumer:
         with pytest.raises(ConfigurationError, match="group_remote_assignor"):
             await consumer.getone(timeout_ms=10_000)
@@ -82,19 +82,19 @@ async def test_an_assignor_that_the_broker_lacks_raises(quick, group):
     [{"session_timeout_ms": 10_000}, {"heartbeat_interval_ms": 1_000}, {"partition_assignment_strategy": "range"}],
 )
 def test_options_of_the_classic_protocol_raise(option):
-    """The error names the options when the consumer is created."""
+    """Options of the classic protocol raise in the constructor of a consumer with group_protocol="consumer"."""
     with pytest.raises(ConfigurationError, match=f"{next(iter(option))}.*group_protocol='consumer'"):
         Consumer("orders", group_id="billing", group_protocol="consumer", **option)
 
 
 def test_group_remote_assignor_needs_the_consumer_protocol():
-    """With the classic protocol it raises and names the option to use instead."""
+    """With the classic protocol, group_remote_assignor raises in the constructor."""
     with pytest.raises(ConfigurationError, match="partition_assignment_strategy"):
         Consumer("orders", group_id="billing", group_remote_assignor="range")
 
 
 async def test_a_broker_with_the_protocol_switched_off_raises(group):
-    """If the broker supports classic groups only, the next call suggests group_protocol='classic'."""
+    """If the broker has the consumer protocol switched off, the next poll raises and suggests the classic one."""
     with KafkaServer(config={"group.coordinator.rebalance.protocols": "classic"}) as server:
         server.create_topic(group)
         options = {"bootstrap_servers": server.bootstrap_servers, "group_id": group, "group_protocol": "consumer"}
@@ -104,7 +104,7 @@ async def test_a_broker_with_the_protocol_switched_off_raises(group):
 
 
 async def test_a_broker_without_the_protocol_raises(quick, group):
-    """An older broker does not offer the request: the message is the same."""
+    """If the broker is older than the consumer protocol, the next poll raises and suggests the classic one."""
     topic = quick.topic()
 
     def older(answer):
@@ -119,6 +119,6 @@ async def test_a_broker_without_the_protocol_raises(quick, group):
 
 
 def test_a_verbose_pattern_raises():
-    """Brokers have no equivalent of re.VERBOSE: it raises when the consumer is created."""
+    """A pattern compiled with re.VERBOSE, which brokers do not support, raises in the constructor."""
     with pytest.raises(ConfigurationError, match=r"pattern=.*re\.VERBOSE"):
         Consumer(pattern=re.compile("a b", re.VERBOSE), group_id="billing", group_protocol="consumer")

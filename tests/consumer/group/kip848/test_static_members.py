@@ -1,4 +1,4 @@
-"""Static members in the consumer protocol (KIP-345): an instance id has one holder and survives a restart."""
+"""Static members in the consumer protocol (KIP-345): an instance id belongs to one member and survives a restart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STAYS = (PartitionsAssigned, PartitionsRevoked, PartitionsLost)
 
 
 async def test_a_restart_within_the_session_moves_no_partition(quick, group):
-    """The member leaves with epoch -2 and gets its partitions back; the other member sees no rebalance."""
+    """A static member restarted within its session keeps its partitions, and the other does not rebalance."""
     topic, other_events = quick.topic(4), EventRecorder()
     options = {"group_id": group, "group_instance_id": "one"}
 
@@ -43,8 +43,8 @@ async def test_a_restart_within_the_session_moves_no_partition(quick, group):
     assert quick.heartbeats(f"{group}-second")[0].member_id != quick.heartbeats(f"{group}-first")[0].member_id
 
 
-async def test_a_second_holder_of_an_instance_id_is_refused(quick, group):
-    """The newcomer's next call raises FencedMemberError and it never commits; the holder is not affected."""
+async def test_a_second_member_with_an_instance_id_is_refused(quick, group):
+    """A second member with an instance id raises FencedMemberError, and the first one is not affected."""
     topic, events = quick.topic(2), EventRecorder()
     options = {"group_id": group, "group_instance_id": "one"}
 
@@ -72,7 +72,7 @@ async def test_a_second_holder_of_an_instance_id_is_refused(quick, group):
 
 
 async def test_a_join_whose_response_is_lost_is_repeated(quick, group):
-    """The broker holds the instance id for it: it releases that (-2), joins again, and reads."""
+    """A join whose response is lost is repeated after the instance id was released with epoch -2."""
     topic = quick.topic_with(10)
 
     with quick.proxy.reset_on_answer(ConsumerGroupHeartbeatRequest):
@@ -85,8 +85,8 @@ async def test_a_join_whose_response_is_lost_is_repeated(quick, group):
     assert {0} == {answer.error_code for answer in quick.responses(group)}
 
 
-async def test_a_second_holder_is_refused_again_if_the_refusal_is_lost(quick, group):
-    """Repeated joins fence no member, and the second holder gets the same error."""
+async def test_a_second_member_is_refused_again_if_the_refusal_is_lost(quick, group):
+    """If the refusal of a second member is lost, its repeated join is refused, and the first one is not affected."""
     topic, events = quick.topic(2), EventRecorder()
     options = {"group_id": group, "group_instance_id": "one"}
 
@@ -107,7 +107,7 @@ async def test_a_second_holder_is_refused_again_if_the_refusal_is_lost(quick, gr
 
 
 async def test_a_fenced_member_gets_its_partitions_back(quick, group):
-    """The broker still has it under its instance id: it loses its partitions and gets the same; no others move."""
+    """A fenced static member loses its partitions and gets the same back, and no others move."""
     topic, events, other_events = quick.topic(2), EventRecorder(), EventRecorder()
 
     def fenced(answer):
@@ -129,7 +129,7 @@ async def test_a_fenced_member_gets_its_partitions_back(quick, group):
 
 
 async def test_leave_on_stop_releases_the_instance_id(quick, group):
-    """With leave_on_stop=True it leaves with epoch -1, and the other member gets everything at once."""
+    """With leave_on_stop=True, a static member leaves with epoch -1, and others get its partitions at once."""
     topic = quick.topic(4)
 
     async with ConsumerGroup(quick.consumer, topic, group_id=group) as crew:
@@ -144,7 +144,7 @@ async def test_leave_on_stop_releases_the_instance_id(quick, group):
 
 
 async def test_an_absent_static_member_is_removed_after_the_session(quick, group):
-    """Others get its partitions after the broker's session timeout, and not before."""
+    """An absent static member is removed after the session timeout, and others get its partitions."""
     topic = quick.topic(4)
     await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=3_500)
 
