@@ -60,7 +60,7 @@ class Ledger:
 
 
 class World:
-    """Topic, group and ledger of a test, and the state of the broker seen by librdkafka."""
+    """Topic, group and ledger of a test, and what librdkafka reads from the broker."""
 
     def __init__(self, spark, server, folder: Path) -> None:
         self.spark, self.server, self.folder = spark, server, folder
@@ -71,7 +71,7 @@ class World:
         self.topic, self.partitions = "", 0
 
     def make_topic(self, partitions: int = 1, name: str = "") -> str:
-        """Create a topic; without a name it becomes the topic of the test."""
+        """Create a topic, which becomes the topic of the test if no name is given."""
         made = name or f"t-{uuid.uuid4().hex[:12]}"
         self.server.create_topic(made, partitions)
         if not name:
@@ -85,8 +85,8 @@ class World:
         """Return an app of the test's group without handlers."""
         return App(**{"bootstrap_servers": self.server.bootstrap_servers, "group_id": self.group, **options})
 
-    def entering(self, *, first=None, declared=None, named=None, **options) -> App:
-        """Return an app with a handler ``enter`` that awaits ``first`` and then writes to the ledger."""
+    def app_with_ledger(self, *, first=None, declared=None, named=None, **options) -> App:
+        """Return an app whose handler ``enter`` awaits ``first`` and then writes to the ledger."""
         app, folder, files = self.app(**options), str(self.ledger.folder), {}
 
         async def enter(record: Record) -> None:
@@ -100,13 +100,13 @@ class World:
         app.handler(self.topic, **(declared or {}))(enter)
         return app
 
-    def go_on_live(self, members: int = 2) -> None:
+    def continue_live(self, members: int = 2) -> None:
         """Run members of the group, without Spark, until all current records are committed."""
         ends = self.ends
 
         async def live() -> None:
             async with contextlib.AsyncExitStack() as running:
-                apps = [self.entering(auto_commit_interval_ms=200) for _ in range(members)]
+                apps = [self.app_with_ledger(auto_commit_interval_ms=200) for _ in range(members)]
                 for app in apps:
                     await running.enter_async_context(app)
                 await asyncio.gather(*(app.wait_ready() for app in apps))
@@ -117,8 +117,8 @@ class World:
         asyncio.run(asyncio.wait_for(live(), 120))
 
     def run_to_the_end(self, checkpoint: str = "checkpoint", **options) -> None:
-        """Handle existing records in a stream that ends by itself."""
-        query = self.pipeline(self.entering(**options), checkpoint).start("enter", trigger="available_now")
+        """Handle existing records in a stream with the trigger available_now."""
+        query = self.pipeline(self.app_with_ledger(**options), checkpoint).start("enter", trigger="available_now")
         assert query.await_termination(120)
 
     @staticmethod
@@ -126,7 +126,7 @@ class World:
         """Wait for an event in Spark, a worker process or the broker."""
         waiting, give_up_at = threading.Event(), time.monotonic() + 120
         while not happened():
-            assert time.monotonic() < give_up_at, "it did not happen"
+            assert time.monotonic() < give_up_at, "the condition was not met in time"
             waiting.wait(0.05)
 
     def pipeline(self, app: App, checkpoint: str = "checkpoint") -> SparkPipeline:

@@ -1,7 +1,7 @@
 """Driver with Delta, run in its own process: python delta_driver.py BROKER GROUP TOPIC FOLDER.
 
-Two batches of a backfill are written and then fail. The first is repeated with its checkpoint; the second after the
-checkpoint was deleted, as a longer batch.
+Two batches of a backfill are written, and each fails before it is committed. The first is repeated with its checkpoint,
+the second without it and as a longer batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def failing(rows: pyspark.sql.DataFrame, batch_id: int) -> None:
     delta_table(f"{FOLDER}/table", "doubling")(rows, batch_id)
     batches.append(batch_id)
     if len(batches) in {1, 3}:
-        raise OSError("it was written, and nobody knows")
+        raise OSError("written, but not committed")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def executor() -> int:
 
 @app.handler(TOPIC)
 async def enter(record: Record) -> None:
-    """Write to the ledger; at one offset of the second batch ``HOW`` happens, once."""
+    """Write to the ledger, and cause the failure ``HOW`` once at one offset of the second batch."""
     if record.offset == int(AT) and not Path(FOLDER, "happened").exists():  # noqa: ASYNC240 - once
         Path(FOLDER, "happened").touch()  # noqa: ASYNC240
         if HOW == "kill-executor":

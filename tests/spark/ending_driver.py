@@ -1,4 +1,4 @@
-"""A driver whose session ends while a query handles its second batch.
+"""Driver whose session ends while a query handles its second batch.
 
 python ending_driver.py BROKER GROUP TOPIC FOLDER HOW
 """
@@ -37,7 +37,7 @@ def stopped() -> None:
 
 @app.handler(TOPIC)
 async def enter(record: Record, kept: Annotated[list[str], Depends(buffer, scope="app")]) -> None:
-    """Buffer the value; the second batch waits until the driver is about to end."""
+    """Buffer the value, and wait in the second batch until the driver is about to end."""
     if record.offset == 15:
         Path(FOLDER, "inside").touch()  # noqa: ASYNC240 - once
         while not Path(FOLDER, "ending").exists():  # noqa: ASYNC110, ASYNC240 - another process creates it

@@ -19,6 +19,8 @@ def event_recorder():
     """Return a hook that keeps the events of the driver; workers get copies, as its class is pickled."""
 
     class EventRecorder:
+        """Hook that keeps events in the driver."""
+
         def __init__(self) -> None:
             self.events = []
 
@@ -29,12 +31,14 @@ def event_recorder():
 
 
 def test_each_record_is_handled_once_with_a_commit_after_each_batch(world):
-    """Batches are bounded, and the committed offsets reach the end."""
+    """A backfill handles each record once in batches of limited size, and commits after each."""
     world.make_topic(2)
     world.produce((b"%d" % n for n in range(5_000)), keys=(b"%d" % n for n in range(5_000)))
     seen = []
 
-    report = world.pipeline(world.entering()).backfill("enter", max_records_per_batch=2_000, on_progress=seen.append)
+    report = world.pipeline(world.app_with_ledger()).backfill(
+        "enter", max_records_per_batch=2_000, on_progress=seen.append
+    )
 
     ends = world.ends
     assert world.ledger.counts() == {(p, offset): 1 for p in range(2) for offset in range(ends[p])}
@@ -46,10 +50,10 @@ def test_each_record_is_handled_once_with_a_commit_after_each_batch(world):
 
 
 def test_a_backfill_continues_at_the_committed_offsets(world):
-    """A second backfill handles later records, whatever ``since`` says, and a third none."""
+    """A later backfill continues at the committed offsets and ignores ``since``."""
     world.make_topic()
     world.produce([b"a"] * 30)
-    pipeline = world.pipeline(world.entering())
+    pipeline = world.pipeline(world.app_with_ledger())
     first = pipeline.backfill("enter")
     world.produce([b"b"] * 12)
 
@@ -61,10 +65,10 @@ def test_a_backfill_continues_at_the_committed_offsets(world):
 
 
 def test_since_and_until_bound_a_backfill(world):
-    """Offsets and times bound the backfill of a new group."""
+    """Offsets and times limit the backfill of a new group."""
     world.make_topic()
     world.produce([b"a"] * 20)
-    pipeline = world.pipeline(world.entering())
+    pipeline = world.pipeline(world.app_with_ledger())
     place = TopicPartition(world.topic, 0)
 
     by_offsets = pipeline.backfill("enter", since={place: 5}, until={place: 9})
@@ -76,7 +80,7 @@ def test_since_and_until_bound_a_backfill(world):
 
 
 def test_records_finished_by_the_app_are_skipped(world):
-    """The group's offset map is used: only unfinished records are handled on Spark."""
+    """A backfill skips the records that the group's offset map lists."""
     world.make_topic()
     world.produce(b"%d" % n for n in range(100))
     live, done, others = world.app(stop_timeout_ms=2_000), set(), asyncio.Event()
@@ -95,7 +99,7 @@ def test_records_finished_by_the_app_are_skipped(world):
 
     asyncio.run(asyncio.wait_for(until_all_others(), 120))
     world.produce([b"more"] * 5)
-    report = world.pipeline(world.entering()).backfill("enter", max_records_per_batch=30)
+    report = world.pipeline(world.app_with_ledger()).backfill("enter", max_records_per_batch=30)
 
     assert sorted(world.ledger.lines()) == [(0, 3), (0, 50), *((0, offset) for offset in range(100, 105))]
     assert (report.records, report.already_finished) == (7, 95)
@@ -103,7 +107,7 @@ def test_records_finished_by_the_app_are_skipped(world):
 
 
 def test_deleted_offsets_are_counted(world):
-    """Deleted offsets are reported in an event and in the report; auto_offset_reset decides the start."""
+    """Deleted offsets are counted in an event and the report, and auto_offset_reset applies."""
     world.make_topic()
     world.produce([b"a"] * 20)
     world.commit(4)
@@ -112,8 +116,8 @@ def test_deleted_offsets_are_counted(world):
     hook = event_recorder()
 
     with pytest.raises(OffsetOutOfRangeError):
-        world.pipeline(world.entering(auto_offset_reset="none")).backfill("enter")
-    report = world.pipeline(world.entering(hooks=(hook,))).backfill("enter")
+        world.pipeline(world.app_with_ledger(auto_offset_reset="none")).backfill("enter")
+    report = world.pipeline(world.app_with_ledger(hooks=(hook,))).backfill("enter")
 
     resets = [one for one in hook.events if isinstance(one, OffsetReset)]
     assert (report.records, report.lost) == (5, 11)
@@ -122,7 +126,7 @@ def test_deleted_offsets_are_counted(world):
 
 
 def test_a_permanent_failure_ends_the_backfill_without_a_commit(world):
-    """Without dead letters it raises HandlerFailedError, and the committed offsets stay."""
+    """Without dead letters, a permanent failure raises HandlerFailedError and nothing is committed."""
     world.make_topic()
     world.produce([b"1", b"nonsense", b"3"])
     app = world.app()
@@ -138,7 +142,7 @@ def test_a_permanent_failure_ends_the_backfill_without_a_commit(world):
 
 
 def test_skipped_records_are_counted(world):
-    """``on_failure="skip"`` continues, and the report counts the failures."""
+    """With ``on_failure="skip"``, a backfill continues and its report counts the failures."""
     world.make_topic()
     world.produce([b"1", b"nonsense", b"3"])
     app = world.app(on_failure="skip")
@@ -154,7 +158,7 @@ def test_skipped_records_are_counted(world):
 
 
 def test_members_continue_exactly_where_spark_ended(world):
-    """Each of 200,000 records, half of them produced during the backfill, is handled once."""
+    """Live members continue where a backfill ended, and each of 200,000 records is handled once."""
     half = 100_000
     world.make_topic(4)
     keys = [b"%d" % n for n in range(half)]
@@ -162,11 +166,11 @@ def test_members_continue_exactly_where_spark_ended(world):
     producing = threading.Thread(target=world.produce, args=(keys[:-1_000],), kwargs={"keys": keys[:-1_000]})
     producing.start()
 
-    report = world.pipeline(world.entering()).backfill("enter", max_records_per_batch=40_000)
+    report = world.pipeline(world.app_with_ledger()).backfill("enter", max_records_per_batch=40_000)
     producing.join(120)
     # Some records must be produced after Spark has ended.
     world.produce(keys[-1_000:], keys=keys[-1_000:])
-    world.go_on_live()
+    world.continue_live()
 
     counts = world.ledger.counts()
     assert half <= report.records < 2 * half

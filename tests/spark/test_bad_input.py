@@ -1,4 +1,4 @@
-"""Invalid apps, options and arguments are refused before anything runs."""
+"""Invalid apps, options and arguments are refused before a batch runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def packed(app: App, name: str) -> Any:
 
 
 def test_a_variable_that_cannot_be_sent_is_named():
-    """A handler that uses a variable that cannot be pickled is refused; the error names both."""
+    """A handler that uses a variable that cannot be pickled raises an error that names both."""
     the_lock = threading.Lock()
 
     async def handle(value: bytes) -> None:
@@ -56,7 +56,7 @@ def test_a_variable_that_cannot_be_sent_is_named():
 
 
 def test_a_variable_of_a_called_function_is_named():
-    """The variable is found through the functions that the handler calls."""
+    """A variable that cannot be pickled is found in functions that the handler calls."""
     the_lock = threading.Lock()
 
     def guarded() -> None:
@@ -71,7 +71,7 @@ def test_a_variable_of_a_called_function_is_named():
 
 
 def test_types_of_a_script_are_restored():
-    """Structs and annotations of functions without an import path are the same in the worker."""
+    """A worker restores structs and annotations of a script, which it cannot import."""
 
     class Order(msgspec.Struct, tag="order", frozen=True):
         total: int
@@ -95,7 +95,7 @@ def test_types_of_a_script_are_restored():
 
 
 def test_a_module_that_workers_lack_is_named():
-    """The error names the module and how to send it."""
+    """A module that workers cannot import raises an error with its name and how to send it."""
 
     async def handle(value: bytes) -> None: ...
 
@@ -124,7 +124,7 @@ async def charge(value: bytes, bank: Annotated[str, Depends(open_bank)]) -> None
 
 @pytest.fixture
 def shop(monkeypatch, tmp_path):
-    """Create a module with an app; call the fixture to import it again, as a worker does."""
+    """Create a module with an app, and return a function that imports it again, as a worker does."""
     (tmp_path / "shop_that_is_sent.py").write_text(SHOP)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -145,7 +145,7 @@ def shipped(app: App) -> Any:
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_workers_get_options_and_overrides_of_the_driver(shop, monkeypatch, protocol):
-    """Overrides, options reset to defaults, and the driver's environment reach an app of a module."""
+    """A worker gets the driver's overrides, options and environment for an app of a module."""
     monkeypatch.setenv("TAILRACE_BOOTSTRAP_SERVERS", "driver:1")
     here = shop()
     here.billing.configure(security_protocol="PLAINTEXT", group_protocol=protocol)
@@ -164,7 +164,7 @@ def test_workers_get_options_and_overrides_of_the_driver(shop, monkeypatch, prot
 
 
 def test_an_override_without_import_path_is_refused(shop):
-    """A worker could not import the provider; a replacement that cannot be pickled is named."""
+    """An override of a provider that a worker cannot import, or that cannot be pickled, raises an error."""
     the_lock = threading.Lock()
     here, other = shop(), shop()
 
@@ -193,7 +193,7 @@ def test_the_current_directory_is_sent_as_a_path(monkeypatch, tmp_path):
 
 
 def test_an_app_of_a_module_is_found_in_a_notebook(shop, monkeypatch, tmp_path):
-    """In a notebook the current directory is an empty entry of sys.path."""
+    """The import path of an app is found if the current directory is an empty entry of sys.path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *(one for one in sys.path if one != str(tmp_path))])
 
@@ -213,7 +213,7 @@ def test_an_unknown_handler_is_refused_with_the_known_names():
 
 
 def test_a_spark_connect_session_is_refused():
-    """Spark Connect gives no access to the JVM, which a pipeline needs."""
+    """A session of Spark Connect, which has no access to the JVM, raises an error."""
     session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
 
     with pytest.raises(ConfigurationError, match="Spark Connect"):
@@ -223,7 +223,7 @@ def test_a_spark_connect_session_is_refused():
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(180)
 def test_a_checkpoint_on_an_unknown_file_system_is_refused(spark):
-    """The error names the package that the session needs."""
+    """A checkpoint on an unknown file system raises an error with the package that the session needs."""
 
     async def charge(value: bytes) -> None: ...
 
@@ -248,7 +248,7 @@ def test_a_checkpoint_on_an_unknown_file_system_is_refused(spark):
     ],
 )
 def test_errors_of_spark_are_reduced_to_one_line(text, line):
-    """Stack traces of Java are left out; the last line of a Python traceback is kept."""
+    """An error of Spark is reduced to one line without Java's stack trace."""
     assert line_of(PySparkException(text)) == line
     assert line_of(ValueError(text)) is None
 
@@ -257,7 +257,7 @@ def test_errors_of_spark_are_reduced_to_one_line(text, line):
 
 
 def test_options_are_translated_to_java():
-    """SASL and TLS options have counterparts; quotes in a password are escaped."""
+    """SASL and TLS options are translated to Java's, and quotes in a password are escaped."""
     options = source_options(
         resolve(
             {
@@ -283,7 +283,7 @@ def test_options_are_translated_to_java():
 
 
 def test_a_token_provider_has_no_counterpart_in_java():
-    """A token provider is refused, and the error names the option that Java needs."""
+    """A token provider raises an error that names the option of Java to set."""
 
     async def token() -> str:
         return "it"
@@ -302,7 +302,7 @@ def test_a_token_provider_has_no_counterpart_in_java():
 
 
 def test_options_that_split_partitions_are_refused():
-    """Such options are accepted only if the handler needs no order."""
+    """Options that split partitions raise unless the handler needs no order."""
     check_source_options({"minPartitions": "8"}, keeps_order=False)
 
     with pytest.raises(ConfigurationError, match='order_by="none"'):
@@ -311,7 +311,7 @@ def test_options_that_split_partitions_are_refused():
 
 @pytest.mark.parametrize("spelling", ["true", "True"])
 def test_speculation_is_refused(spelling):
-    """Two runs of a task at once break the order; any spelling of true counts."""
+    """Speculative execution raises, since a task that runs twice breaks the order of records."""
     session: Any = SimpleNamespace(_jsc=None, conf=SimpleNamespace(get=lambda _name, _default: spelling))
 
     async def charge(value: bytes) -> None: ...
@@ -331,13 +331,13 @@ def test_speculation_is_refused(spelling):
     ],
 )
 def test_options_for_the_range_are_refused(name):
-    """Each option for the range to read is refused by name."""
+    """An option for the range of offsets raises an error with its name."""
     with pytest.raises(ConfigurationError, match=f"'{name}' cannot be set: the pipeline sets it"):
         check_source_options({name: "1"}, keeps_order=False)
 
 
 def test_a_trigger_without_batches_is_refused():
-    """Handlers need bounded micro-batches."""
+    """A trigger without micro-batches raises an error."""
     assert trigger_of("5 seconds") == {"processingTime": "5 seconds"}
     assert trigger_of("available_now") == {"availableNow": True}
 
@@ -351,7 +351,7 @@ def test_a_trigger_without_batches_is_refused():
 
 
 def test_a_batch_is_shared_evenly_among_partitions():
-    """Small partitions are read completely; the others share the rest."""
+    """A batch includes small partitions as a whole, and divides the rest evenly among the others."""
     at, ends = {A: 0, B: 10, C: 5}, {A: 1_000, B: 20, C: 1_005}
 
     following = next_ends(at, ends, 100)
@@ -374,7 +374,7 @@ def test_a_batch_is_shared_evenly_among_partitions():
     ],
 )
 def test_start_is_committed_offset_then_since_then_policy(committed, since, policy, offset, lost):
-    """Offsets deleted from the log before they were read are counted."""
+    """A partition starts at the committed offset, else at ``since``, else by auto_offset_reset."""
     begun = partition_start(
         A, committed=committed, offset_map=None, since=since, reset_offset=policy, begin=10, end=100
     )
@@ -383,13 +383,13 @@ def test_start_is_committed_offset_then_since_then_policy(committed, since, poli
 
 
 def test_a_partition_without_a_start_offset_raises():
-    """Without a policy there is no guess."""
+    """With auto_offset_reset="none", a partition without a start offset raises."""
     with pytest.raises(OffsetOutOfRangeError):
         partition_start(A, committed=None, offset_map=None, since=None, reset_offset=None, begin=0, end=1)
 
 
 def test_an_offset_map_is_kept_from_a_later_offset_on():
-    """The rest of a map is kept while it has finished records."""
+    """The rest of an offset map after a later offset is kept while it lists finished records."""
     done = OffsetMap(10, 40, (10, 20, 30))
 
     assert remaining_map(done, 20) == OffsetMap(20, 40, (20, 30))
@@ -399,6 +399,6 @@ def test_an_offset_map_is_kept_from_a_later_offset_on():
 
 @pytest.mark.parametrize("until", [dt.datetime(2026, 1, 1), "then", True, {"t": 5}, {A: "5"}])  # noqa: DTZ001 - wrong
 def test_times_without_a_zone_are_refused(until):
-    """A time without a zone differs between machines."""
+    """A time without a time zone raises, since its meaning differs between machines."""
     with pytest.raises(ConfigurationError, match=r"^until must be a datetime with a time zone, .* not "):
         ends_at(None, StartOffsets({}, {}, {}, 0, {}), until)

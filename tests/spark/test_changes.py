@@ -1,4 +1,4 @@
-"""Changes during a stream or a backfill: group, logs and brokers."""
+"""Changes of the group, the logs and the brokers during a stream or a backfill."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def remove_before(world, offset: int) -> None:
 
 
 def test_a_stream_skips_records_finished_by_the_app(world):
-    """Records in the group's offset map are not handled again, in whichever batch they are."""
+    """A stream skips the records that the group's offset map lists, in each batch."""
     world.make_topic()
     world.produce(b"%d" % n for n in range(20))
     with SparkOffsetStore(resolve(world.app().options), world.group, Observer()) as store:
         store.commit({TopicPartition(world.topic, 0): PartitionCommit(3, OffsetMap(3, 15, (3, 7, 12)))}, "")
 
-    query = world.pipeline(world.entering()).start(
+    query = world.pipeline(world.app_with_ledger()).start(
         "enter", trigger="available_now", options={"maxOffsetsPerTrigger": "6"}
     )
     assert query.await_termination(120)
@@ -64,7 +64,7 @@ def test_a_stream_skips_records_finished_by_the_app(world):
 
 
 def test_deleted_offsets_end_a_stream_and_are_counted_by_the_next(world):
-    """The error names the offset, the next start counts the lost offsets, and a third start none."""
+    """Deleted offsets end a stream with an error, and the next start counts them once."""
     world.make_topic()
     for _ in range(4):
         world.produce([b"a"] * 5)
@@ -77,7 +77,7 @@ def test_deleted_offsets_end_a_stream_and_are_counted_by_the_next(world):
 
     # The Java client always reads one producer batch ahead.
     options = {"maxOffsetsPerTrigger": "5", "kafka.max.partition.fetch.bytes": "1"}
-    query = world.pipeline(world.entering(first=wait)).start("enter", options=options)
+    query = world.pipeline(world.app_with_ledger(first=wait)).start("enter", options=options)
     world.until(begun.exists)
     remove_before(world, 17)
     go_on.touch()
@@ -96,13 +96,13 @@ def test_deleted_offsets_end_a_stream_and_are_counted_by_the_next(world):
 
 
 def test_an_idle_stream_renews_commits_and_expired_ones_are_restored(world, monkeypatch):
-    """Without committed offsets the checkpoint has the position."""
+    """An idle stream renews its commits, and committed offsets that have expired are restored from the checkpoint."""
     monkeypatch.setattr(streaming, "_RECOMMIT_S", 0.0)
     world.spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
     world.make_topic()
     world.produce([b"a"] * 10)
     try:
-        query = world.pipeline(world.entering()).start("enter")
+        query = world.pipeline(world.app_with_ledger()).start("enter")
         world.until(lambda: world.committed == {0: 10})
         world.admin.delete_consumer_groups([world.group])[world.group].result(20)
         world.until(lambda: world.committed == {0: 10})
@@ -118,10 +118,10 @@ def test_an_idle_stream_renews_commits_and_expired_ones_are_restored(world, monk
 
 
 def test_a_commit_by_another_client_ends_the_query(world):
-    """No further batch is handled, and the next start continues at the other client's offset."""
+    """A commit by another client ends the query, and the next start continues at that offset."""
     world.make_topic()
     world.produce([b"a"] * 10)
-    query = world.pipeline(world.entering()).start("enter")
+    query = world.pipeline(world.app_with_ledger()).start("enter")
     world.until(lambda: world.committed == {0: 10})
     world.commit(8)
     world.produce([b"b"] * 5)
@@ -136,7 +136,7 @@ def test_a_commit_by_another_client_ends_the_query(world):
 
 
 def test_a_commit_by_another_client_ends_the_backfill(world):
-    """The same between two batches of a backfill."""
+    """A commit by another client between two batches ends the backfill."""
     world.make_topic()
     world.produce([b"a"] * 20)
 
@@ -145,14 +145,14 @@ def test_a_commit_by_another_client_ends_the_backfill(world):
             world.commit(15)
 
     with pytest.raises(CommitFailedError, match=r"another client committed offset 15 of .*\[0\] for group "):
-        world.pipeline(world.entering()).backfill("enter", max_records_per_batch=10, on_progress=move)
+        world.pipeline(world.app_with_ledger()).backfill("enter", max_records_per_batch=10, on_progress=move)
 
     assert world.committed == {0: 15}
     assert world.ledger.counts() == {(0, n): 1 for n in range(10)}
 
 
 def test_the_next_start_commits_what_a_query_could_not(world, monkeypatch):
-    """A query whose last commit failed raises an error at its end."""
+    """A query whose last commit failed raises, and the next start commits its batches."""
     world.make_topic()
     world.produce([b"a"] * 20)
     recorder, commit = EventRecorder(), SparkOffsetStore.commit
@@ -167,7 +167,7 @@ def test_the_next_start_commits_what_a_query_could_not(world, monkeypatch):
         commit(store, offsets, text, **more)
 
     monkeypatch.setattr(SparkOffsetStore, "commit", only_begins)
-    app = world.entering(first=hang, hooks=(recorder,))
+    app = world.app_with_ledger(first=hang, hooks=(recorder,))
     query = world.pipeline(app).start("enter", options={"maxOffsetsPerTrigger": "5"})
     world.until(lambda: len(recorder.of(CommitFailed)) == 3)
     with pytest.raises(BrokerConnectionError, match="nobody answers"):
@@ -184,7 +184,7 @@ def test_the_next_start_commits_what_a_query_could_not(world, monkeypatch):
 
 
 def test_an_idle_stream_retries_a_failed_commit(world, monkeypatch):
-    """A failed commit is retried without waiting for another batch."""
+    """An idle stream retries a failed commit without another batch."""
     world.spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
     world.make_topic()
     world.produce([b"a"] * 10)
@@ -198,7 +198,7 @@ def test_an_idle_stream_retries_a_failed_commit(world, monkeypatch):
 
     monkeypatch.setattr(SparkOffsetStore, "commit", fail_once)
     try:
-        query = world.pipeline(world.entering()).start("enter")
+        query = world.pipeline(world.app_with_ledger()).start("enter")
         world.until(lambda: world.committed == {0: 10})
         query.stop()
     finally:
@@ -209,7 +209,7 @@ def test_an_idle_stream_retries_a_failed_commit(world, monkeypatch):
 
 
 def test_batch_numbers_are_unique(world):
-    """A number of a committed or abandoned batch is not reused: sinks would skip the rows."""
+    """The number of a committed or abandoned batch is not used again, since sinks skip known numbers."""
     world.make_topic()
     world.produce([b"%d" % n for n in range(4)])
     app, written = world.app(), []
@@ -221,12 +221,12 @@ def test_batch_numbers_are_unique(world):
     def sink(rows, batch_id: int) -> None:
         written.append((batch_id, sorted(row.value for row in rows.collect())))
         if batch_id == 1:
-            raise OSError("it was written, and nobody knows")
+            raise OSError("written, but not committed")
 
     pipeline = world.pipeline(app)
     pipeline.backfill(number, sink=sink)
     world.commit(0)
-    with pytest.raises(OSError, match="nobody knows"):
+    with pytest.raises(OSError, match="not committed"):
         pipeline.backfill(number, sink=sink)
     world.produce([b"4"])
     assert pipeline.start(number, sink=sink, trigger="available_now").await_termination(120)
@@ -236,7 +236,7 @@ def test_batch_numbers_are_unique(world):
 
 
 def test_a_backfill_continues_after_deleted_offsets(world):
-    """A running backfill continues by auto_offset_reset, reports the loss, and handles no record twice."""
+    """A backfill continues after deleted offsets, counts them, and handles no record twice."""
     world.make_topic()
     world.produce([b"a"] * 30)
     recorder = EventRecorder()
@@ -245,7 +245,7 @@ def test_a_backfill_continues_after_deleted_offsets(world):
         if progress.done == 10:
             remove_before(world, 25)
 
-    report = world.pipeline(world.entering(hooks=(recorder,))).backfill(
+    report = world.pipeline(world.app_with_ledger(hooks=(recorder,))).backfill(
         "enter", max_records_per_batch=10, on_progress=remove
     )
 
@@ -256,10 +256,10 @@ def test_a_backfill_continues_after_deleted_offsets(world):
 
 
 def test_a_deleted_topic_ends_the_stream(world):
-    """The error names it at once, without waiting for a leader."""
+    """A deleted topic ends the stream with an error that names it."""
     world.make_topic()
     world.produce([b"a"] * 10)
-    query = world.pipeline(world.entering()).start("enter")
+    query = world.pipeline(world.app_with_ledger()).start("enter")
     world.until(lambda: world.committed == {0: 10})
     world.server.delete_topic(world.topic)
 
@@ -268,7 +268,7 @@ def test_a_deleted_topic_ends_the_stream(world):
 
 
 def test_a_recreated_topic_ends_the_backfill(world):
-    """The next backfill handles all records of the new topic."""
+    """A recreated topic ends the backfill, and the next one handles all records of the new topic."""
     topic = world.make_topic()
     world.produce([b"a"] * 20)
 
@@ -278,7 +278,7 @@ def test_a_recreated_topic_ends_the_backfill(world):
             world.server.create_topic(topic, 1)
             world.produce([b"b"] * 30)
 
-    pipeline = world.pipeline(world.entering())
+    pipeline = world.pipeline(world.app_with_ledger())
     with pytest.raises(TailraceError, match=f"'{topic}' was recreated, .* - start again"):
         pipeline.backfill("enter", max_records_per_batch=10, on_progress=make_anew)
     report = pipeline.backfill("enter")
@@ -288,7 +288,7 @@ def test_a_recreated_topic_ends_the_backfill(world):
 
 
 def test_a_handoff_repeats_until_the_lag_is_small(world):
-    """The app handles the rest, each record once."""
+    """A handoff runs batches until the lag is at most max_lag, and the app handles the rest once."""
     world.make_topic()
     world.produce([b"a"] * 30)
     more = [b"b"] * 20, [b"c"] * 5
@@ -297,7 +297,7 @@ def test_a_handoff_repeats_until_the_lag_is_small(world):
         if progress.done == progress.total:
             world.produce(more[world.ends[0] > 30] if world.ends[0] < 55 else [])
 
-    app = world.entering(auto_commit_interval_ms=200)
+    app = world.app_with_ledger(auto_commit_interval_ms=200)
     status = world.pipeline(app).handoff("enter", max_lag=10, on_progress=produce)
 
     async def live() -> None:
@@ -312,7 +312,7 @@ def test_a_handoff_repeats_until_the_lag_is_small(world):
 
 
 def test_a_handoff_reads_an_added_partition_from_its_beginning(world):
-    """An added partition starts at its beginning even if the other partitions started at their ends."""
+    """A handoff reads an added partition from its beginning, even if others started at their ends."""
     world.make_topic()
     world.produce([b"a"] * 3)
 
@@ -322,7 +322,7 @@ def test_a_handoff_reads_an_added_partition_from_its_beginning(world):
             world.server.add_partitions(world.topic, 2)
             world.produce([b"b"] * 5, partition=1)
 
-    status = world.pipeline(world.entering(auto_offset_reset="latest")).handoff("enter", on_progress=add)
+    status = world.pipeline(world.app_with_ledger(auto_offset_reset="latest")).handoff("enter", on_progress=add)
 
     assert status.lag == 0
     assert world.ledger.counts() == {(1, n): 1 for n in range(5)}
@@ -330,10 +330,10 @@ def test_a_handoff_reads_an_added_partition_from_its_beginning(world):
 
 
 def test_invalid_arguments_commit_nothing(world):
-    """A wrong trigger, a session without the connector, a refused option, and no matching topic."""
+    """Invalid triggers, options and patterns raise before a commit or a checkpoint is written."""
     world.make_topic()
     world.produce([b"a"])
-    pipeline = world.pipeline(world.entering())
+    pipeline = world.pipeline(world.app_with_ledger())
 
     with pytest.raises(ConfigurationError, match="trigger='5 bananas' is not valid"):
         pipeline.start("enter", trigger="5 bananas")
@@ -356,10 +356,10 @@ def test_invalid_arguments_commit_nothing(world):
 
 
 def test_options_set_after_the_pipeline_was_created_apply(world):
-    """Brokers and group are those at the start of the run, as in an app that is not started."""
+    """A pipeline uses the brokers and the group that the app has at the start of the run."""
     world.make_topic()
     world.produce([b"a"] * 3)
-    app = world.entering(group_id=None)
+    app = world.app_with_ledger(group_id=None)
     pipeline = world.pipeline(app)
     app.configure(group_id=world.group)
 
@@ -370,11 +370,11 @@ def test_options_set_after_the_pipeline_was_created_apply(world):
 
 
 def test_a_handlers_own_group_is_used(world):
-    """Without committed offsets it starts as a member of that group does."""
+    """A handler with its own group_id commits to this group."""
     world.make_topic()
     world.produce([b"a"] * 3)
 
-    report = world.pipeline(world.entering(group_id=None, declared={"group_id": world.group})).backfill("enter")
+    report = world.pipeline(world.app_with_ledger(group_id=None, declared={"group_id": world.group})).backfill("enter")
 
     assert report.records == 3
     assert world.committed == {0: 3}

@@ -43,7 +43,7 @@ def flushed(world) -> list[str]:
 
 @pytest.mark.parametrize("engine", ["backfill", "stream"])
 def test_committed_records_are_flushed(world, engine):
-    """After a backfill or a stream everything is closed and has each record once."""
+    """After a backfill or a stream, dependencies are closed and have written each record once."""
     world.make_topic(2)
     for partition in range(2):
         world.produce([b"a"] * 50, partition=partition)
@@ -61,7 +61,7 @@ def test_committed_records_are_flushed(world, engine):
 
 
 def test_an_error_at_the_stop_of_the_app_prevents_the_commit(world):
-    """The error ends the backfill, and the next run handles the records again."""
+    """An error while the app stops ends the backfill, and the next one handles the records again."""
     world.make_topic()
     world.produce([b"a"] * 5)
 

@@ -1,4 +1,4 @@
-"""Delta sink, on Spark in its own process, since its jars must be present when Spark starts."""
+"""Delta sink, with Spark in its own process, since its jars must be present when Spark starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.slow, pytest.mark.ti
 
 
 def test_delta_has_each_batch_once(world):
-    """A repeated batch is in the table once; with a deleted checkpoint twice, but no row is missing."""
+    """A repeated batch is written once, and twice if its checkpoint was deleted; no row is missing."""
     world.make_topic()
     world.produce([b"%d" % n for n in range(50)])
     driver, arguments = Path(__file__).with_name("delta_driver.py"), (world.group, world.topic, str(world.folder))

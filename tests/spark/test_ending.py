@@ -1,4 +1,4 @@
-"""Ends of sessions, drivers and queries: no batch is lost, no connection is left open."""
+"""Ends of sessions, drivers and queries: no batch is lost and no connection remains open."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def flushed(world) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [("stop", 0), ("raise", 1), ("exit", 5), ("none", 0)])
 def test_the_current_batch_ends_before_the_session(world, how, code):
-    """For spark.stop(), an error, sys.exit() and the end of the script, the batch is flushed and committed."""
+    """When a driver ends in any way, its current batch is flushed and committed first."""
     driver = ended(world, how)
 
     assert driver.returncode == code, driver.stderr
@@ -54,7 +54,7 @@ def test_the_current_batch_ends_before_the_session(world, how, code):
 
 @pytest.mark.slow
 def test_a_stopped_spark_context_is_named_in_the_error(world):
-    """Connections are closed, and the batch is handled again."""
+    """After the Spark context was stopped, an error names it, and the next run handles the batch again."""
     driver = ended(world, "context")
 
     assert "the Spark session was stopped while the query ran" in driver.stdout, driver.stderr
@@ -64,7 +64,7 @@ def test_a_stopped_spark_context_is_named_in_the_error(world):
 
 
 def test_a_failed_query_emits_an_event_without_await_termination(world):
-    """A failed query emits an event at ERROR and closes its connections."""
+    """A failed query emits an event and closes its connections, even without await_termination()."""
     world.make_topic()
     world.produce([b"a"] * 10)
     events = EventRecorder()
@@ -73,7 +73,7 @@ def test_a_failed_query_emits_an_event_without_await_termination(world):
         if record.offset == 5:
             raise OSError("the disk is full")
 
-    app = world.entering(first=fail, declared={"on_failure": "stop"}, hooks=(events,))
+    app = world.app_with_ledger(first=fail, declared={"on_failure": "stop"}, hooks=(events,))
     before = {one for one in threading.enumerate() if one.name == "tailrace spark"}
     query = world.pipeline(app).start("enter")
     world.until(lambda: events.of(SparkQueryFailed))
@@ -88,10 +88,10 @@ def test_a_failed_query_emits_an_event_without_await_termination(world):
 
 
 def test_a_second_backfill_is_refused_while_one_runs(world):
-    """The error names the first one, and no record is handled twice."""
+    """A second backfill raises while one runs, and no record is handled twice."""
     world.make_topic()
     world.produce([b"a"] * 40)
-    pipeline, refused = world.pipeline(world.entering()), []
+    pipeline, refused = world.pipeline(world.app_with_ledger()), []
 
     def second() -> None:
         with pytest.raises(ConsumerStateError, match=r"a backfill of .*enter for group .* wait until it ends") as e:

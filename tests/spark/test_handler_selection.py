@@ -18,7 +18,7 @@ from tailrace.spark.offsets.store import PartitionCommit, SparkOffsetStore
     [("orders", True), ("orders.g.dead", False), ("failed-orders", False), ("orders.g.replay", False)],
 )
 def test_a_pattern_does_not_match_dead_letter_topics(topic, is_read):
-    """Otherwise failures would be handled again forever."""
+    """A pattern does not match dead-letter topics, so that failures are not handled again forever."""
     app = App(group_id="g", dead_letter="failed-{topic}")
 
     @app.handler(pattern="ord.*|failed-.*|orders[.]g.*")
@@ -31,7 +31,7 @@ def test_a_pattern_does_not_match_dead_letter_topics(topic, is_read):
 
 @pytest.mark.parametrize("excludes", [True, False])
 def test_a_pattern_does_not_match_internal_topics(kafka_server, excludes):
-    """Unless ``exclude_internal_topics=False``."""
+    """A pattern does not match internal topics unless ``exclude_internal_topics=False``."""
     topic, group = f"t-{uuid.uuid4().hex[:12]}", f"g-{uuid.uuid4().hex[:12]}"
     kafka_server.create_topic(topic, 1)
     app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=group, exclude_internal_topics=excludes)
@@ -48,7 +48,7 @@ def test_a_pattern_does_not_match_internal_topics(kafka_server, excludes):
 
 
 def test_an_ambiguous_name_is_refused():
-    """A full name has priority over a part of one."""
+    """A handler name that matches several handlers raises, unless it is the full name of one."""
     app = App(group_id="g")
 
     def declare(name: str, *topics: str):

@@ -22,7 +22,7 @@ _WAIT_S = 150
 def started(
     world, *, how: str, master: str = "local[2]", hides_java: bool = False, batch: int = 1_000, at: int = 700
 ) -> subprocess.Popen:
-    """Start a driver in its own process, in which ``how`` happens at an offset."""
+    """Start a driver in its own process, in which the failure ``how`` happens at an offset."""
     variables = without_java(environment(), world.folder) if hides_java else environment()
     names = [world.server.bootstrap_servers, world.group, world.topic, str(world.folder)]
     arguments = [*names, master, how, str(batch), str(at)]
@@ -33,7 +33,7 @@ def started(
 
 
 def until_gone(pids: list[int]) -> None:
-    """Wait until the processes have ended, as workers do when their driver is gone."""
+    """Wait until the processes have ended, as workers do without their driver."""
     waiting = threading.Event()
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -60,7 +60,7 @@ def killed_in_its_second_batch(world, how: str, **options) -> dict[int, int]:
 
 
 def test_a_killed_backfill_repeats_only_its_last_batch(world):
-    """None of 200,000 records, half produced meanwhile, is lost; the next backfill and members continue."""
+    """After a driver is killed, only records after the last commit are repeated, and none of 200,000 is lost."""
     half, batch = 100_000, 40_000
     world.make_topic(4)
     keys = [b"%d" % n for n in range(half)]
@@ -69,11 +69,11 @@ def test_a_killed_backfill_repeats_only_its_last_batch(world):
     producing.start()
 
     committed = killed_in_its_second_batch(world, "hang", hides_java=True, batch=batch, at=12_000)
-    report = world.pipeline(world.entering(), "another").backfill("enter", max_records_per_batch=batch)
+    report = world.pipeline(world.app_with_ledger(), "another").backfill("enter", max_records_per_batch=batch)
     producing.join(120)
     # Some records must be produced after Spark has ended.
     world.produce(keys[-1_000:], keys=keys[-1_000:])
-    world.go_on_live()
+    world.continue_live()
 
     counts = world.ledger.counts()
     repeated = [(p, n) for (p, n), times in counts.items() if times > 1]
@@ -86,13 +86,13 @@ def test_a_killed_backfill_repeats_only_its_last_batch(world):
 
 
 def test_a_killed_stream_repeats_only_its_last_batch(world):
-    """The next stream continues the checkpoint with the same batch."""
+    """After a driver is killed, the next stream continues the checkpoint and repeats only the last batch."""
     world.make_topic(2)
     world.produce([b"a"] * 1_500, partition=0)
     world.produce([b"b"] * 1_500, partition=1)
 
     committed = killed_in_its_second_batch(world, "stream")
-    query = world.pipeline(world.entering(named="enter")).start("enter", trigger="available_now")
+    query = world.pipeline(world.app_with_ledger(named="enter")).start("enter", trigger="available_now")
     assert query.await_termination(120)
 
     counts = world.ledger.counts()
@@ -106,7 +106,7 @@ def test_a_killed_stream_repeats_only_its_last_batch(world):
 
 
 def test_a_crashed_python_worker_does_not_end_the_query(world):
-    """In the default session the task of the crashed worker runs again."""
+    """If a Python worker crashes, its task runs again and the query continues."""
     world.make_topic()
     world.produce([b"a"] * 1_500)
 
@@ -121,7 +121,7 @@ def test_a_crashed_python_worker_does_not_end_the_query(world):
 
 
 def test_tasks_of_a_killed_executor_run_again(world):
-    """On separate executors a task whose executor is killed runs on another one."""
+    """If an executor is killed, its tasks run again on another one."""
     world.make_topic(2)
     world.produce([b"a"] * 1_500, partition=0)
     world.produce([b"b"] * 1_500, partition=1)

@@ -1,4 +1,4 @@
-"""Event loop in a thread: tasks end properly, whatever ends the loop."""
+"""Event loop in a thread: tasks end properly, however the loop ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def leave() -> None:
 
 
 def test_close_waits_for_cleanup_after_sys_exit(loop_thread, monkeypatch):
-    """Closing a loop that sys.exit() has ended does not interrupt the cleanup of its tasks."""
+    """close() waits for the cleanup of tasks after one of them has called sys.exit()."""
     began, ended, may_end = threading.Event(), [], asyncio.Event()
 
     async def work() -> None:
@@ -63,7 +63,7 @@ def test_close_waits_for_cleanup_after_sys_exit(loop_thread, monkeypatch):
 
 
 def test_a_second_sys_exit_interrupts_no_cleanup(loop_thread):
-    """Tasks end properly although one calls sys.exit() while it is canceled, and the caller waits."""
+    """If a task calls sys.exit() while it is canceled, the other tasks still end properly."""
     ended, has_left = [], asyncio.Event()
 
     async def work() -> None:
@@ -93,7 +93,7 @@ def test_a_second_sys_exit_interrupts_no_cleanup(loop_thread):
 
 
 def test_tasks_that_have_not_started_are_awaited():
-    """After sys.exit() no coroutine of a task group is left unawaited, which Python would warn of."""
+    """After sys.exit(), no coroutine of a task group remains unawaited."""
 
     async def ends() -> None:
         sys.exit("no more")

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
 
 def test_results_and_dead_letters_are_published(world):
-    """Results carry the trace headers, and failures are dead letters."""
+    """Results of handlers are published with the trace headers, and failures as dead letters."""
     world.make_topic(2)
     out, dead = world.make_topic(name=f"{world.group}-out"), f"{world.topic}.{world.group}.dead"
     world.produce(
@@ -49,7 +49,7 @@ def test_results_and_dead_letters_are_published(world):
 
 
 def test_records_of_a_retry_topic_are_left_to_the_app(world):
-    """The app handles a record that failed on Spark, wherever else it starts."""
+    """A record that failed on Spark goes to the retry topic, and the app handles it."""
     world.make_topic()
     world.produce([b"%d" % n for n in range(5)])
     app, healed = world.app(auto_offset_reset="latest", auto_commit_interval_ms=200), world.folder / "healed"
@@ -79,7 +79,7 @@ def test_records_of_a_retry_topic_are_left_to_the_app(world):
 @pytest.mark.parametrize("chosen", ["true", "value > 3"])
 @pytest.mark.slow
 def test_a_failure_of_a_recomputed_task_fails_the_batch(world, chosen):
-    """If persisted rows are lost, tasks run again for the sink; their errors prevent the commit."""
+    """If persisted rows are lost and a task that runs again fails, the batch is not committed."""
     world.make_topic()
     world.produce([b"%d" % n for n in range(10)])
     app, seen, table = world.app(retry=Retry(attempts=1), on_failure="stop"), world.folder / "seen", world.folder / "t"
@@ -101,7 +101,7 @@ def test_a_failure_of_a_recomputed_task_fails_the_batch(world, chosen):
 
 
 def test_a_result_of_another_type_ends_the_batch(world):
-    """The error names the record."""
+    """A result that does not have the annotated type ends the batch with an error that names the record."""
     world.make_topic()
     world.produce([b"1", b"2", b"3"])
     app = world.app()
@@ -117,7 +117,7 @@ def test_a_result_of_another_type_ends_the_batch(world):
 
 
 def test_a_repeated_batch_has_the_same_number(world):
-    """The sink gets typed rows with their position, and writes them once."""
+    """A batch that is repeated has the same number, so that the sink writes its rows once."""
 
     class Fare(msgspec.Struct):
         cents: int
@@ -140,9 +140,9 @@ def test_a_repeated_batch_has_the_same_number(world):
         write(rows, batch_id)
         batches.append((batch_id, rows.columns))
         if len(batches) == 1:
-            raise OSError("it was written, and nobody knows")
+            raise OSError("written, but not committed")
 
-    with pytest.raises(OSError, match="nobody knows"):
+    with pytest.raises(OSError, match="not committed"):
         world.pipeline(app).backfill(price, sink=fails_once, max_records_per_batch=30)
     assert world.committed == {0: 0, 1: 0}
     world.produce([b"100"])
@@ -182,7 +182,7 @@ def test_a_dependency_is_opened_once_per_worker(world):
 
 
 def test_parallelism_keeps_the_order_of_a_key(world):
-    """Records of a key are handled by one task, in order."""
+    """With several tasks for each partition, the records of a key are handled in order by one task."""
     world.make_topic()
     world.produce([b"%d" % n for n in range(600)], keys=[b"%d" % (n % 7) for n in range(600)])
     app, folder = world.app(), world.folder / "order"
@@ -205,7 +205,7 @@ def test_parallelism_keeps_the_order_of_a_key(world):
 
 @pytest.mark.parametrize("is_by_name", [True, False], ids=["names", "patterns"])
 def test_handlers_that_share_a_topic_run_together(world, is_by_name):
-    """The group's offset covers them all, also if only patterns share an existing topic."""
+    """Handlers with a common topic run in one pipeline, also if only their patterns share it."""
     topic = world.make_topic()
     world.produce([b"%d" % n for n in range(10)])
     out, handlers = world.make_topic(name=f"{world.group}-both"), Handlers()
@@ -229,7 +229,7 @@ def test_handlers_that_share_a_topic_run_together(world, is_by_name):
 
 
 def test_plain_functions_and_batch_handlers_run(world):
-    """A plain function runs in threads; a batch handler does not wait for more records."""
+    """Plain functions run in threads, and batch handlers do not wait for a full batch."""
     world.make_topic()
     second = world.make_topic(name=f"{world.group}-second")
     world.produce([b"%d" % n for n in range(25)])
@@ -254,7 +254,7 @@ def test_plain_functions_and_batch_handlers_run(world):
 
 
 @pytest.mark.parametrize("kind", [pa.RecordBatch, pl.DataFrame, pd.DataFrame])
-def test_batch_handlers_may_take_tables(world, kind):
+def test_batch_handlers_may_receive_tables(world, kind):
     """A batch handler on Spark receives the same tables as in a live app, and names failed rows in the same way."""
     world.make_topic()
     world.produce([b"%d" % n for n in range(25)])
@@ -277,7 +277,7 @@ def test_batch_handlers_may_take_tables(world, kind):
 
 
 def test_an_importable_app_is_imported_by_workers(world, monkeypatch):
-    """Its handlers may publish with the app of the module."""
+    """Workers import an importable app, and its handlers may publish with it."""
     world.make_topic()
     out, name = world.make_topic(name=f"{world.group}-module"), f"shop_{world.topic.replace('-', '_')}"
     world.produce([b"%d" % n for n in range(5)])

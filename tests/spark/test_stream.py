@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
 
 class Live:
-    """Live member of the group in a thread, for the duration of a ``with`` block."""
+    """Live member of the group, in a thread for the duration of a ``with`` block."""
 
     def __init__(self, app: App) -> None:
         self._app, self._loop = app, asyncio.new_event_loop()
@@ -55,7 +55,7 @@ class Live:
 
 
 def test_each_micro_batch_is_committed_to_the_group(world):
-    """The committed offsets on the broker advance while the query runs."""
+    """Each micro-batch is committed to the group while the query runs."""
     world.make_topic(2)
     world.produce((b"%d" % n for n in range(4_000)), keys=(b"%d" % n for n in range(4_000)))
     seen, folder = [0], world.folder
@@ -65,7 +65,7 @@ def test_each_micro_batch_is_committed_to_the_group(world):
         while not (folder / f"seen-{record.offset // 500}").exists():  # noqa: ASYNC110 - another process creates it
             await asyncio.sleep(0.02)
 
-    query = world.pipeline(world.entering(first=wait)).start("enter", options={"maxOffsetsPerTrigger": "500"})
+    query = world.pipeline(world.app_with_ledger(first=wait)).start("enter", options={"maxOffsetsPerTrigger": "500"})
     while seen[-1] < 4_000:
         (folder / f"seen-{len(seen) - 1}").touch()
         world.until(lambda: sum(world.committed.values()) != seen[-1])
@@ -79,14 +79,14 @@ def test_each_micro_batch_is_committed_to_the_group(world):
 
 
 def test_stop_lets_the_current_batch_finish(world):
-    """No other batch starts, and all handled records are committed; await_termination(0) only polls."""
+    """stop() waits for the current batch, commits it, and starts no other one."""
     world.make_topic()
     world.produce([b"a"] * 1_000, keys=map(str.encode, map(str, range(1_000))))
 
     async def slow(_record: Record) -> None:
         await asyncio.sleep(0.01)
 
-    query = world.pipeline(world.entering(first=slow)).start("enter", max_records_per_batch=50)
+    query = world.pipeline(world.app_with_ledger(first=slow)).start("enter", max_records_per_batch=50)
     while not (last := sum(world.committed.values())):
         assert not query.await_termination(0)
     query.stop()
@@ -96,14 +96,14 @@ def test_stop_lets_the_current_batch_finish(world):
 
 
 def test_a_second_query_or_backfill_is_refused(world):
-    """A second one is refused with any checkpoint, and the first query continues."""
+    """A second query or backfill of a group raises, and the first query continues."""
     world.make_topic()
     world.produce([b"a"])
-    pipeline = world.pipeline(world.entering())
+    pipeline = world.pipeline(world.app_with_ledger())
     query = pipeline.start("enter")
     world.until(lambda: world.committed == {0: 1})
 
-    other, bare = world.pipeline(world.entering(), "other"), SparkPipeline(world.entering(), world.spark)
+    other, bare = world.pipeline(world.app_with_ledger(), "other"), SparkPipeline(world.app_with_ledger(), world.spark)
     for again in (pipeline.start, pipeline.backfill, other.start, other.backfill, bare.backfill):
         with pytest.raises(
             ConsumerStateError, match=r"SparkQuery .*enter group=.* in this process - stop\(\) it first"
@@ -118,10 +118,10 @@ def test_a_second_query_or_backfill_is_refused(world):
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_group_with_a_live_member_is_refused(world, protocol):
-    """In either group protocol no record is handled on Spark."""
+    """A query of a group with a live member raises and handles no record, in either group protocol."""
     world.make_topic()
     world.produce([b"a"])
-    pipeline = world.pipeline(world.entering())
+    pipeline = world.pipeline(world.app_with_ledger())
     live = world.app(group_protocol=protocol, client_id="the-live-one")
 
     @live.handler(world.topic)
@@ -138,7 +138,7 @@ def test_a_group_with_a_live_member_is_refused(world, protocol):
 
 
 def test_a_member_that_joins_within_a_batch_ends_the_query(world):
-    """The commit of the batch is rejected; the error names the member, and the offsets stay."""
+    """If a member joins during a batch, the query ends with an error and the batch is not committed."""
     world.make_topic()
     world.produce([b"a"] * 3)
     begun, go_on = world.folder / "begun", world.folder / "go-on"
@@ -154,7 +154,7 @@ def test_a_member_that_joins_within_a_batch_ends_the_query(world):
     async def handle(record: Record) -> None:
         raise RuntimeError("it commits nothing")
 
-    query = world.pipeline(world.entering(first=wait)).start("enter")
+    query = world.pipeline(world.app_with_ledger(first=wait)).start("enter")
     world.until(begun.exists)
     with Live(live):
         go_on.touch()
@@ -167,7 +167,7 @@ def test_a_member_that_joins_within_a_batch_ends_the_query(world):
 
 
 def test_a_permanent_failure_ends_the_query(world):
-    """The query raises HandlerFailedError, and the batch is not committed."""
+    """A permanent failure raises HandlerFailedError, and the batch is not committed."""
     world.make_topic()
     world.produce([b"1", b"nonsense"])
     app = world.app()
@@ -184,7 +184,7 @@ def test_a_permanent_failure_ends_the_query(world):
 
 
 def test_stop_raises_the_error_that_ended_the_query(world):
-    """stop() raises the error, also that of a sink."""
+    """stop() raises the error of a handler or a sink that ended the query."""
     world.make_topic()
     world.produce([b"1"])
     app = world.app()
@@ -205,7 +205,7 @@ def test_stop_raises_the_error_that_ended_the_query(world):
 
 
 def test_a_deleted_checkpoint_loses_and_repeats_nothing(world):
-    """Without its checkpoint a query continues at the committed offsets."""
+    """A query without its checkpoint continues at the committed offsets."""
     world.make_topic()
     world.produce([b"a"] * 10)
     world.run_to_the_end()
@@ -219,7 +219,7 @@ def test_a_deleted_checkpoint_loses_and_repeats_nothing(world):
 
 
 def test_a_reset_group_starts_a_new_generation(world):
-    """Offsets reset backward or forward start a new generation of the checkpoint."""
+    """After the group's offsets are reset, the checkpoint starts a new generation."""
     world.make_topic()
     world.produce([b"a"] * 10)
     world.run_to_the_end()
@@ -232,7 +232,7 @@ def test_a_reset_group_starts_a_new_generation(world):
 
 
 def test_the_next_start_commits_batches_of_sparks_commit_log(world):
-    """Batches in Spark's commit log are not handled again."""
+    """Batches in Spark's commit log that were not committed to the group are committed and not repeated."""
     world.make_topic()
     world.produce([b"a"] * 10)
     world.run_to_the_end()
@@ -250,21 +250,21 @@ def test_the_next_start_commits_batches_of_sparks_commit_log(world):
 
 
 def test_a_checkpoint_of_another_group_is_refused(world):
-    """The error names the handler and group of the checkpoint."""
+    """A checkpoint of another group raises an error with its handler and group."""
     world.make_topic()
     world.produce([b"a"])
     world.run_to_the_end()
-    other = world.entering(group_id=f"{world.group}-other")
+    other = world.app_with_ledger(group_id=f"{world.group}-other")
 
     with pytest.raises(ConfigurationError, match=rf"'.*enter' of group '{world.group}'"):
         world.pipeline(other).start("enter")
 
 
 def test_a_folder_with_other_files_is_refused(world):
-    """Nothing is written to it."""
+    """A folder with other files is refused as checkpoint, and nothing is written to it."""
     world.make_topic()
     (world.folder / "checkpoint").mkdir()
     (world.folder / "checkpoint" / "offsets").mkdir()
 
     with pytest.raises(ConfigurationError, match="is not empty and not a pipeline's checkpoint"):
-        world.pipeline(world.entering()).start("enter")
+        world.pipeline(world.app_with_ledger()).start("enter")

@@ -16,7 +16,7 @@ from tailrace.spark.offsets.store import PartitionCommit, commit_metadata
 
 
 def test_batch_numbers_continue_across_streams_and_backfills():
-    """The next number is above those of the checkpoint and of the commit metadata; other texts are ignored."""
+    """The next batch number is above those of the checkpoint and of the commit metadata."""
     texts = [stream_metadata("0b4cf2ad", 12), backfill_metadata(13), start_metadata("a"), "", "spark", "mine batch=99"]
 
     assert next_number([4], texts) == 14
@@ -31,7 +31,7 @@ def test_batch_numbers_continue_across_streams_and_backfills():
     st.text(max_size=30),
 )
 def test_an_offset_map_has_priority_over_the_text(unfinished, text, limit, writer):
-    """The map is committed whenever it fits alone, and reported as dropped otherwise."""
+    """The offset map is committed if it fits without the text, and an event is emitted otherwise."""
     done = None if unfinished is None else OffsetMap(0, 6_000, tuple(sorted(unfinished)))
 
     envelope = commit_metadata(PartitionCommit(0, done), text, limit, writer)
@@ -47,7 +47,7 @@ def test_an_offset_map_has_priority_over_the_text(unfinished, text, limit, write
 
 
 def test_a_batch_number_keeps_its_checkpoint_when_pickled():
-    """A batch number is an int that carries the id of its checkpoint."""
+    """A batch number is an int that keeps the id of its checkpoint when it is pickled."""
     number = PipelineState("g", "h", "abc").batch_number(7)
     sent = pickle.loads(pickle.dumps(number))
 
@@ -59,7 +59,7 @@ def test_a_batch_number_keeps_its_checkpoint_when_pickled():
 
 
 def test_a_checkpoint_of_another_cluster_or_app_is_refused():
-    """Another cluster, or an app without a common topic, is refused; single topics may change."""
+    """A checkpoint of another cluster, or of an app without a common topic, is refused."""
     mine = PipelineState("g", "h", cluster_id="c", topics={"t": "1", "u": "2"})
 
     check_matches("place", mine, "c", {"u": "9", "v": "3"})

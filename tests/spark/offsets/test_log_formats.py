@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 @pytest.mark.parametrize("version", ["1", "2"])
 @pytest.mark.slow
 def test_a_stream_continues_from_either_format_of_the_offset_log(world, version):
-    """A stopped stream continues after its last batch, in the same generation, in either format."""
+    """A stopped stream continues after its last batch with either format of Spark's offset log."""
     name = "spark.sql.streaming.offsetLog.formatVersion"
     world.make_topic(2)
     world.produce([b"a"] * 5, partition=0)
@@ -40,7 +40,7 @@ def test_a_stream_continues_from_either_format_of_the_offset_log(world, version)
     ],
 )
 def test_both_formats_of_the_offset_log_are_read(text):
-    """Format 2 has the number or name of a source before its offsets."""
+    """Both formats are read, of which the second has the number or name of a source before its offsets."""
     assert ends_in_log(text) == {TopicPartition("t", 0): 5, TopicPartition("t", 1): 7}
 
 
@@ -58,7 +58,7 @@ class Events(list):
 
 @pytest.mark.parametrize(("file", "content"), [("offsets/1", "v1\n{}\n"), ("commits/1", ""), ("metadata", "{")])
 def test_an_unreadable_checkpoint_starts_a_new_generation(world, file, content):
-    """An event reports the damage, and the stream continues at the committed offsets."""
+    """With an unreadable checkpoint, the stream continues at the committed offsets, and an event is emitted."""
     world.make_topic()
     for value in (b"a", b"b"):
         world.produce([value] * 5)
@@ -75,7 +75,7 @@ def test_an_unreadable_checkpoint_starts_a_new_generation(world, file, content):
 
 
 def test_an_unreadable_checkpoint_without_commits_is_refused(world):
-    """Without committed offsets, a guess would skip or repeat records."""
+    """An unreadable checkpoint of a group without committed offsets raises an error."""
     world.make_topic()
     world.produce([b"a"] * 5)
     world.run_to_the_end()

@@ -55,14 +55,14 @@ def cut_log(folder: Path, offset: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["backfill", "stream"])
 def test_records_written_after_a_truncation_are_not_skipped(world, engine):
-    """Records of a later leader are handled, although the map covers their offsets."""
+    """Records that a later leader wrote are handled, even at offsets that the offset map lists."""
     world.make_topic()
     world.produce(b"%d" % n for n in range(10))
     world.server.restart()
     world.produce(b"%d" % n for n in range(20))
     commit(world, 3, OffsetMap(3, 20, (3, 15), leader_epoch=0))
     events = EventRecorder()
-    app = world.entering()
+    app = world.app_with_ledger()
     app.configure(hooks=(events,))
     pipeline = world.pipeline(app)
 
@@ -78,7 +78,7 @@ def test_records_written_after_a_truncation_are_not_skipped(world, engine):
 
 @pytest.mark.slow
 def test_a_truncation_during_a_backfill_ends_it(world):
-    """Records written again below the map are handled by the next backfill."""
+    """A truncation ends a backfill, and the next one handles the records written again."""
     world.make_topic()
     for batch in range(4):
         world.produce([b"old"] * 10, partition=0)
@@ -92,7 +92,7 @@ def test_a_truncation_during_a_backfill_ends_it(world):
             world.server.restart()
             world.produce([b"new"] * 30, partition=0)
 
-    pipeline = world.pipeline(world.entering())
+    pipeline = world.pipeline(world.app_with_ledger())
     with pytest.raises(TailraceError, match=r"was truncated: .* - start again"):
         pipeline.backfill("enter", max_records_per_batch=10, on_progress=truncate)
     assert sorted(world.ledger.lines()) == [(0, n) for n in range(10)]

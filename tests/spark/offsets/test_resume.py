@@ -86,20 +86,20 @@ LAST = ENDS[-1]
         (written(begun=3, ends=[*ENDS, {A: 100, B: 8}]), seen(LAST)),
     ],
     ids=[
-        "told",
-        "told without a text",
-        "one behind",
-        "two behind",
-        "not told at all",
-        "forgotten",
-        "forgotten in part",
-        "behind, and forgotten in part",
-        "behind what retention has removed, all of it handled",
-        "with a batch under way",
+        "committed",
+        "committed without metadata",
+        "one batch behind",
+        "two batches behind",
+        "nothing committed yet",
+        "expired",
+        "expired in part",
+        "behind, and expired in part",
+        "behind deleted records that are handled",
+        "with an unfinished batch",
     ],
 )
 def test_a_checkpoint_continues_after_its_last_batch(what, now):
-    """If the group's offsets are the end of one of its batches, or missing, nothing is handled again."""
+    """If the group's offsets are the end of a batch of the checkpoint, or missing, its last batch is not repeated."""
     assert decide_resumption(state(), what, now) == Resumption(True, LAST, 2)
 
 
@@ -126,33 +126,33 @@ def test_a_checkpoint_continues_after_its_last_batch(what, now):
         (state(), written(ends=[*ENDS[:2], {**LAST, TopicPartition("gone", 0): 3}]), seen(LAST)),
     ],
     ids=[
-        "there is none",
-        "somebody went on",
-        "somebody went back",
-        "the text is of another query",
-        "the text is of a backfill",
+        "no generation",
+        "offsets moved forward",
+        "offsets moved back",
+        "metadata of another query",
+        "metadata of a backfill",
         "set to the end of a batch",
-        "set to where it began",
-        "set there by another generation",
+        "set to its start",
+        "set to its start by another generation",
         "set to the first record",
-        "the log was cut",
-        "retention has overtaken it",
-        "retention has overtaken its beginning",
-        "the batch under way was cut off",
+        "the log was truncated",
+        "its next records were deleted",
+        "the records at its start were deleted",
+        "the unfinished batch was truncated",
         "the checkpoint is older than the group",
-        "Spark keeps no word of it",
-        "a backfill has begun a batch",
-        "somebody committed a partition that it does not know",
-        "a topic is gone",
+        "no batch in Spark's log",
+        "a batch of a backfill has started",
+        "a partition that is not in the checkpoint",
+        "a topic was deleted",
     ],
 )
 def test_changed_offsets_start_a_new_generation(made, what, now):
-    """If another client changed the offsets, or the logs lack the next ones, a new generation starts."""
+    """If the group's offsets, the logs or the topics do not match the checkpoint, a new generation starts."""
     assert decide_resumption(made, what, now) == Resumption(False)
 
 
 def test_expired_offsets_come_from_the_checkpoint():
-    """Partitions without a commit start where the checkpoint says, even if other offsets were changed."""
+    """A partition without a committed offset starts at that of the checkpoint, even if other offsets were changed."""
     assert decide_resumption(state(), written(), seen({A: 3})) == Resumption(False, {B: 8})
     assert decide_resumption(state(next_batch_id=11), written(), seen({})) == Resumption(False, LAST)
 
@@ -163,10 +163,15 @@ NEW = TopicPartition("t", 2)
 @pytest.mark.parametrize(
     ("partition", "begin", "continues"),
     [(NEW, 0, True), (NEW, 40, False), (TopicPartition("u", 0), 0, False), (TopicPartition("u", 0), 40, False)],
-    ids=["added to a topic", "added, and overtaken by retention", "of a new topic", "of a new topic, overtaken"],
+    ids=[
+        "added to a topic",
+        "added to a topic, with deleted records",
+        "of a new topic",
+        "of a new topic, with deleted records",
+    ],
 )
 def test_new_partitions_continue_or_start_a_generation(partition, begin, continues):
-    """Spark's checkpoint accepts an added partition that starts at offset 0; otherwise a generation starts."""
+    """An added partition that starts at offset 0 continues the generation, any other one starts a new one."""
     for stands in (seen(LAST, stream_metadata(Q, 9)), seen(ENDS[0], stream_metadata(Q, 7)), seen({})):
         goes = decide_resumption(state(), written(), and_new(stands, partition, begin))
 
@@ -176,18 +181,18 @@ def test_new_partitions_continue_or_start_a_generation(partition, begin, continu
 
 @pytest.mark.parametrize("topic_id", ["another", ""])
 def test_a_recreated_topic_is_not_taken_from_the_checkpoint(topic_id):
-    """Offsets of a topic with another id, or without one, are ignored."""
+    """Offsets of the checkpoint for a topic with another id, or without one, are ignored."""
     assert decide_resumption(state(), written(), seen({}, topic_id=topic_id)) == Resumption(False)
 
 
 def test_a_generation_without_batches_continues_at_its_start():
-    """If the group's offsets are unchanged or missing, the same generation continues."""
+    """A generation without batches continues if the group's offsets are unchanged or missing."""
     assert decide_resumption(state(), written(0), seen(START, BEGUN)) == Resumption(True, START)
     assert decide_resumption(state(), written(0), seen({})) == Resumption(True, START)
     assert decide_resumption(state(), written(0), seen({A: 5, B: 1}, BEGUN)) == Resumption(False)
 
 
-# ---- lives -----------------------------------------------------------------------------------------------------
+# ---- model -----------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -232,7 +237,7 @@ class Life:
             self.batches.append(self.due)
 
     def live(self, count: int) -> None:
-        """Let the app handle records from the committed offset on."""
+        """Handle records from the committed offset on in the app."""
         at = 0 if self.group is None else self.group[0]
         self.group, self.due = (at + count, ""), at + count
 
@@ -258,7 +263,7 @@ STEPS = st.one_of(
 @example([("start",), ("handle", 9), ("handle", 9), ("handle", 9), ("start",)])
 @example([("set_to", 5), ("start",), ("handle", 9), ("set_to", 5), ("start",)])
 def test_each_start_resumes_at_the_right_offset(steps):
-    """Model: drivers that die before a commit, live members, resets and expired offsets."""
+    """Whatever drivers that die, live members, resets and expired offsets do, each start resumes correctly."""
     life = Life()
     is_running = False
     for name, *arguments in steps:
@@ -269,7 +274,7 @@ def test_each_start_resumes_at_the_right_offset(steps):
     life.start()
 
 
-# ---- places ----------------------------------------------------------------------------------------------------
+# ---- start offsets ---------------------------------------------------------------------------------------------
 
 
 class EventRecorder:
@@ -294,7 +299,7 @@ def placed(now: ClusterState, policy: str = "earliest", **more: Any) -> tuple[St
 
 
 def test_a_new_group_loses_nothing():
-    """Without committed offsets auto_offset_reset decides, and no loss is reported."""
+    """Without committed offsets, auto_offset_reset applies and no record counts as lost."""
     places, recorder = placed(seen({}, begin=30))
     late, _ = placed(seen({}, begin=30), "latest")
 
@@ -304,7 +309,7 @@ def test_a_new_group_loses_nothing():
 
 @pytest.mark.parametrize("stands", [None, {A: 40}])
 def test_an_added_partition_is_read_from_its_beginning(stands):
-    """An added partition starts at its beginning also with "latest", as in a member; a new topic starts at its end."""
+    """With "latest", an added partition starts at its beginning, and a new topic at its end."""
     other = TopicPartition("u", 0)
     places, recorder = placed(
         and_new(seen({A: 40} if stands is None else {}, begin=30), other, 7), "latest", overrides=stands
@@ -314,7 +319,7 @@ def test_an_added_partition_is_read_from_its_beginning(stands):
 
 
 def test_lost_offsets_are_counted_and_reported():
-    """Committed offsets that were deleted from the log are counted for each partition."""
+    """Offsets between a committed offset and the beginning of the log are counted in an event."""
     places, recorder = placed(seen({A: 4, B: 40}, begin=30))
 
     assert (places.offsets, places.lost) == ({A: 30, B: 40}, 26)
@@ -324,7 +329,7 @@ def test_lost_offsets_are_counted_and_reported():
 
 
 def test_offsets_of_the_checkpoint_override_commits():
-    """auto_offset_reset is ignored for them, and the rest of the group's offset map applies."""
+    """Partitions that start at the checkpoint ignore auto_offset_reset, and the rest of their offset map applies."""
     done = OffsetMap(10, 40, (10, 20, 35))
     text = encode_metadata(done, "", 4_096).text
     now = ClusterState(
@@ -340,8 +345,8 @@ def test_offsets_of_the_checkpoint_override_commits():
 
 
 @pytest.mark.parametrize("wrong", [OffsetMap(10, 1 << 62, (10,)), OffsetMap(10, 40, (10,), topic_id=UUID(int=7))])
-def test_a_map_of_another_log_is_ignored(wrong):
-    """A map that exceeds the end of the log, or is of a recreated topic, skips no record, and is reported."""
+def test_an_offset_map_of_another_log_is_ignored(wrong):
+    """An offset map beyond the end of the log, or of a recreated topic, is ignored with an event."""
     text = encode_metadata(wrong, "", 4_096).text
     now = ClusterState("c", {"t": str(UUID(int=8))}, {A: LogBounds(0, 100)}, {A: GroupOffset(A, 10, None, text)})
 
@@ -352,8 +357,8 @@ def test_a_map_of_another_log_is_ignored(wrong):
 
 
 @pytest.mark.parametrize(("end", "is_kept"), [(100, True), (40, True), (39, False), (-1, False), (None, True)])
-def test_a_map_of_a_truncated_epoch_is_ignored(end, is_kept):
-    """If the log ends the map's leader epoch before its records, later records are not skipped."""
+def test_an_offset_map_of_a_truncated_epoch_is_ignored(end, is_kept):
+    """An offset map whose leader epoch ends before its records is ignored."""
     text = encode_metadata(OffsetMap(10, 40, (10,), leader_epoch=3), "", 4_096).text
     ends = {} if end is None else {A: end}
     now = ClusterState("c", {"t": ""}, {A: LogBounds(0, 100)}, {A: GroupOffset(A, 10, None, text)}, ends)
@@ -365,7 +370,7 @@ def test_a_map_of_a_truncated_epoch_is_ignored(end, is_kept):
 
 
 def test_offsets_deleted_during_a_run_are_reset_by_policy():
-    """Nothing changes while the log has the next offsets; otherwise all lost offsets are counted."""
+    """If the log lacks the next offsets during a run, auto_offset_reset applies and the lost offsets are counted."""
     before, recorder = placed(seen({A: 4, B: 40}, begin=10))
     config = resolve({"bootstrap_servers": "b:1", "group_id": "g"})
 

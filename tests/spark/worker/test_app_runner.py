@@ -36,20 +36,20 @@ OPENED: list[object] = []
 
 
 async def opened() -> int:
-    """Provide the number of calls."""
+    """Provide the number of times that this dependency was opened."""
     OPENED.append(object())
     return len(OPENED)
 
 
 async def breaking() -> AsyncIterator[str]:
-    """Provide a value and fail when closed."""
+    """Provide a value, and fail when it is closed."""
     yield "it"
     raise OSError("the disk is full")
 
 
 @pytest.fixture
 def bench(monkeypatch) -> Iterator[worker._WorkerProcessState]:
-    """Replace the process state of a worker; stop its app at the end."""
+    """Replace the process state of a worker, and stop its app at the end."""
     log, made = logging.getLogger("tailrace"), worker._WorkerProcessState()
     before = list(log.handlers)
     monkeypatch.setattr(worker, "_PROCESS", made)
@@ -106,7 +106,7 @@ async def task(app: App, name: str, *values: bytes) -> tuple[list[int], dict[str
 
 
 async def test_a_task_without_require_broker_waits_for_its_records(app, bench):
-    """With require_broker=False, a task ends once its records are handled, however long the start takes."""
+    """With require_broker=False, a task handles its records, even if the start takes long."""
 
     @app.on_start
     async def slowly() -> None:
@@ -123,7 +123,7 @@ async def test_a_task_without_require_broker_waits_for_its_records(app, bench):
 
 
 async def test_a_task_without_a_running_group_fails(app):
-    """If the app does not run, or no longer runs, a task raises an error and reports no records."""
+    """A task of an app that does not run raises an error and returns no records."""
 
     @app.handler(TOPIC)
     async def handle(value: bytes) -> None: ...
@@ -141,7 +141,7 @@ async def test_a_task_without_a_running_group_fails(app):
 
 
 async def test_finished_records_are_skipped_in_any_order(app):
-    """Records that the offset map lists as finished are skipped, also if they are not sorted."""
+    """A task skips records that the offset map lists, even if its records are not sorted."""
     handled = []
 
     @app.handler(TOPIC, order_by="none")
@@ -161,7 +161,7 @@ async def test_finished_records_are_skipped_in_any_order(app):
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 async def test_sys_exit_in_a_handler_fails_the_task(app, bench, kind):
-    """SystemExit and KeyboardInterrupt fail the task in bounded time; the next task runs."""
+    """SystemExit or KeyboardInterrupt in a handler fails the task, and the next task runs."""
 
     @app.handler(TOPIC)
     async def handle(number: int) -> int:
@@ -178,7 +178,7 @@ async def test_sys_exit_in_a_handler_fails_the_task(app, bench, kind):
 
 
 async def test_sys_exit_in_a_plain_handler_fails_the_task(app, bench):
-    """The same for a handler in a thread."""
+    """SystemExit in a plain handler, which runs in a thread, fails the task."""
 
     @app.handler(TOPIC)
     def handle(_value: bytes) -> int:
@@ -190,7 +190,7 @@ async def test_sys_exit_in_a_plain_handler_fails_the_task(app, bench):
 
 
 async def test_an_app_is_kept_between_tasks_and_stopped_when_idle(app, bench, monkeypatch):
-    """An app whose stop runs no user code is started once for several tasks, and stopped when idle."""
+    """An app without user code at its stop is kept for later tasks, and stopped when idle."""
     monkeypatch.setattr(sys.modules[__name__], "OPENED", [])
 
     @app.handler(TOPIC)
@@ -209,7 +209,7 @@ async def test_an_app_is_kept_between_tasks_and_stopped_when_idle(app, bench, mo
 
 
 async def test_user_code_at_the_stop_runs_before_the_last_row(app, bench, tmp_path):
-    """on_stop and app-scoped generators end before the last row, which allows the commit of the batch."""
+    """on_stop and app-scoped generators end before the last row, which precedes the commit."""
     notes = tmp_path / "notes"
 
     @app.on_start
@@ -233,7 +233,7 @@ async def test_user_code_at_the_stop_runs_before_the_last_row(app, bench, tmp_pa
 
 
 async def test_an_error_at_the_stop_fails_the_task(app, bench):
-    """An error while a dependency closes fails the task: its data may be incomplete."""
+    """An error while a dependency is closed fails the task."""
 
     @app.handler(TOPIC)
     async def handle(number: int, _it: Annotated[str, Depends(breaking, scope="app")]) -> int:
@@ -252,7 +252,7 @@ def note(file: Path, text: str) -> None:
 
 
 async def test_a_worker_makes_spans_with_its_own_provider(app, bench, monkeypatch):
-    """The hook of an app that is sent to a worker uses the global provider there, not the driver's."""
+    """An instrumented app that is sent to a worker uses the global provider of the worker's process."""
     there, elsewhere = InMemorySpanExporter(), InMemorySpanExporter()
     providers = []
     for exporter in (there, elsewhere):

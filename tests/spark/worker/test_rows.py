@@ -27,7 +27,7 @@ def handlers_of(function: Any) -> list[Handler]:
 
 
 def test_columns_follow_the_annotation():
-    """Fields of a dataclass become columns, nested ones structs; the record's position follows them."""
+    """The fields of a dataclass become columns, nested ones structs, followed by the record's position."""
 
     @dataclass
     class Leg:
@@ -57,7 +57,7 @@ def test_columns_follow_the_annotation():
 
 
 def test_a_handler_without_return_annotation_is_refused():
-    """A sink needs to know its columns before anything runs."""
+    """A handler without a return annotation is refused, since its columns are unknown."""
 
     async def handle(value: bytes): ...
 
@@ -102,7 +102,7 @@ class Level(enum.Enum):
     ],
 )
 def test_types_without_columns_are_refused(kind, why):
-    """Types that Spark cannot represent are refused before anything runs."""
+    """A result type that Spark cannot represent is refused."""
 
     async def handle(value: bytes): ...
 
@@ -165,7 +165,7 @@ class Model(pydantic.BaseModel):
     ids=["defaults", "nested", "pydantic", "an enum", "a mapping", "a list with None", "a tuple", "any tuple"],
 )
 def test_rows_follow_the_annotation(kind, result, row):
-    """Values are converted by type: omitted defaults, enums, renamed fields, and mappings with any key."""
+    """Results are converted to rows of the annotated type, with defaults, enums and mappings."""
 
     async def handle(value: bytes): ...
 
@@ -192,7 +192,7 @@ def test_rows_follow_the_annotation(kind, result, row):
     ],
 )
 def test_a_result_of_another_type_fails_with_its_position(kind, result):
-    """The error names partition and offset of the record."""
+    """A result of another type raises an error with the partition and offset of its record."""
 
     async def handle(value: bytes): ...
 

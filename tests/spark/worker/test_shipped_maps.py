@@ -36,8 +36,8 @@ def app_of_one_handler() -> App:
     return app
 
 
-def test_a_large_map_is_sent_as_its_short_text():
-    """Twenty maps of a few bytes of text take a few bytes each in a task."""
+def test_an_offset_map_is_sent_as_its_text():
+    """An offset map is sent to a task as its short text, however large it is in memory."""
     maps = {}
     for number in range(20):
         known = decode_metadata(_FORGED, 0).offset_map
@@ -52,7 +52,7 @@ def test_a_large_map_is_sent_as_its_short_text():
 
 
 def test_a_task_decodes_only_its_own_maps():
-    """The map of its partition is unchanged; other maps are not decoded."""
+    """A task decodes the offset map of its partition only, and this one is unchanged."""
     maps = {TopicPartition("t", number): OffsetMap(number, 20, (number, 15)) for number in range(3)}
     batches = BatchRunner(None, None, None, None, None).with_offset_maps(maps)  # type: ignore[arg-type]
     done = cloudpickle.loads(cloudpickle.dumps(batches.offset_maps))

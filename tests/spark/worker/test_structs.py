@@ -1,4 +1,4 @@
-"""Pickling of Struct classes of a script to a process that cannot import them."""
+"""Pickling of Struct classes of a script for a process that cannot import them."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ print(asyncio.run(handle(order)))
 
 @pytest.mark.parametrize("future", ["", "from __future__ import annotations"], ids=["types", "text"])
 def test_structs_of_a_script_are_restored_completely(tmp_path, future):
-    """Bases, class variables, super(), __post_init__, renamed, generic and recursive fields are the same."""
+    """Struct classes of a script are restored with bases, class variables, methods and all kinds of fields."""
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT.format(future=future))
     there = tmp_path / "there"
@@ -162,7 +162,7 @@ def output_of(script: Path, *arguments: str, folder: Path) -> str:
 
 
 def test_a_struct_that_cannot_be_restored_is_refused():
-    """A class whose base requires options at its definition is named before the first record."""
+    """A class whose base requires arguments at its definition raises an error with its name."""
 
     class Registered(msgspec.Struct):
         def __init_subclass__(cls, **options: object) -> None:
