@@ -24,7 +24,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_consume_prints_a_row_for_each_client(tmp_path):
-    """Each client has a row, ratios are those of the rows, and the exit code is that of the promise."""
+    """`consume` writes a row for each client, and exits with 1 if the promised ratio is not reached."""
     path = tmp_path / "deep" / "consume.json"
 
     done = bench("consume", "--seconds", "1", "--rounds", "1", "--json", str(path))
@@ -53,7 +53,7 @@ def test_consume_prints_a_row_for_each_client(tmp_path):
 
 
 def test_consume_reads_any_kind_of_topic(tmp_path):
-    """Options shape the topic; a client that reaches its end seeks to the beginning."""
+    """The options of `consume` set payload, codec, headers and partitions of the topic."""
     path = tmp_path / "consume.json"
     shape = ["--payload", "20000", "--codec", "zstd", "--headers", "2", "--partitions", "3"]
 
@@ -66,7 +66,7 @@ def test_consume_reads_any_kind_of_topic(tmp_path):
 
 
 def test_bench_handlers_prints_a_row_for_each_kind_of_handler(tmp_path):
-    """The promise compares handlers with at-least-once delivery."""
+    """`handlers` writes a row for each kind of handler, and its promises compare at-least-once delivery."""
     path = tmp_path / "handlers.json"
     chosen = ["--clients", "bytes", "--clients", "typed", "--clients", "batch"]
 
@@ -86,7 +86,7 @@ def test_bench_handlers_prints_a_row_for_each_kind_of_handler(tmp_path):
 
 
 def test_latency_has_percentiles_of_each_rate(tmp_path):
-    """A client has a row for each rate, with and without a busy loop."""
+    """`latency` writes a row for each client and rate, with and without a busy loop."""
     path = tmp_path / "latency.json"
 
     done = bench("latency", "--clients", "async for", "--seconds", "1", "--rounds", "1", "--json", str(path))
@@ -98,7 +98,7 @@ def test_latency_has_percentiles_of_each_rate(tmp_path):
 
 
 def test_processes_are_measured_from_outside(tmp_path):
-    """Memory over time, CPU and memory when idle, and the time to the first record."""
+    """`memory`, `idle` and `start` measure memory over time, CPU time, and the time to the first record."""
     once = ["--rounds", "1", "--clients", "tailrace", "--json"]
 
     for command in (
@@ -116,7 +116,7 @@ def test_processes_are_measured_from_outside(tmp_path):
 
 
 def test_a_client_that_does_not_exist_is_an_error(tmp_path):
-    """The message lists the clients."""
+    """An unknown client raises an error that lists the clients."""
     done = bench("consume", "--clients", "pykafka", "--json", str(tmp_path / "none.json"))
 
     assert done.returncode == 1
@@ -124,7 +124,7 @@ def test_a_client_that_does_not_exist_is_an_error(tmp_path):
 
 
 def test_lanes_compares_handlers_with_tasks(tmp_path):
-    """Each round has both rates, keys stay in order, and the exit code is that of the ratio."""
+    """`lanes` writes both rates of each round, and the exit code depends on their ratio."""
     path = tmp_path / "lanes.json"
 
     done = bench("lanes", "--records", "1280", "--rounds", "1", "--json", str(path))
@@ -137,7 +137,7 @@ def test_lanes_compares_handlers_with_tasks(tmp_path):
 
 
 def test_rebalance_measures_gaps_of_kept_partitions(tmp_path):
-    """Each protocol has its gaps, with and without a slow member, and the exit code is that of the gaps."""
+    """`rebalance` writes the gaps of each protocol, with and without a slow member."""
     path = tmp_path / "rebalance.json"
 
     done = bench("rebalance", "--rounds", "1", "--json", str(path))
@@ -164,7 +164,7 @@ def test_usage_errors_exit_with_2(arguments):
 
 
 def test_publish_prints_a_row_for_each_producer(tmp_path):
-    """Each producer has a row for each way of publishing, and the exit code is that of all promises."""
+    """`publish` writes a row for each producer and way of publishing, and the exit code depends on all promises."""
     path = tmp_path / "publish.json"
 
     done = bench("publish", "--rounds", "1", "--json", str(path))

@@ -69,7 +69,7 @@ def as_read(letter: ForwardedRecord, offset: int = 0) -> DeadLetter:
 
 
 class World:
-    """Origin topic and dead-letter topic of a group, and their content seen by librdkafka."""
+    """Original topic and dead-letter topic of a group, as librdkafka reads them."""
 
     def __init__(self, server) -> None:
         self._server, self.bootstrap_servers = server, server.bootstrap_servers
@@ -180,7 +180,7 @@ def fits(done: Done) -> bool:
 
 
 def test_list_counts_by_handler_and_error(world, call):
-    """Each row has count, first and last time and the oldest position; the most frequent is first."""
+    """`list` prints count, first and last time and the oldest position by handler and error, most frequent first."""
     world.write(
         world.letter(1, at_ms=NOON + 5 * MINUTE),
         world.letter(2, at_ms=NOON + 2 * MINUTE),
@@ -202,7 +202,7 @@ def test_list_counts_by_handler_and_error(world, call):
 
 
 def test_list_wraps_long_names_to_80_columns(world, call):
-    """Long names of handlers are wrapped, not truncated."""
+    """`list` wraps long names of handlers."""
     handler = "shop.billing.subscriptions.handlers.charge_the_customer_for_the_month"
     world.write(world.letter(1, handler=handler), *(world.letter(n, ConnectionError("x")) for n in range(1_200)))
 
@@ -217,7 +217,7 @@ def test_list_wraps_long_names_to_80_columns(world, call):
 
 
 def test_other_records_are_counted_separately(world, call):
-    """Records without the headers of a dead letter are counted separately."""
+    """`list` counts records without the headers of a dead letter separately."""
     world.write(ForwardedRecord(b"k", b"not ours", ()), ForwardedRecord(None, None, (("x", b"1"),)))
     assert f"no dead letters in {world.dead} (2 other records)" in call("list").words
 
@@ -235,7 +235,7 @@ def test_an_empty_topic_is_no_error(call):
 
 
 def test_app_and_set_select_the_brokers(world, tmp_path):
-    """--app, --set and --timeout work as in other commands; group options of the app are ignored."""
+    """--app, --set and --timeout apply, and group options of the app are ignored."""
     world.write(world.letter())
     (tmp_path / "letter_shop.py").write_text(
         "from tailrace import App\n"
@@ -258,7 +258,7 @@ def test_app_and_set_select_the_brokers(world, tmp_path):
 
 
 def test_reading_joins_no_group_and_creates_no_topic(world, call, monkeypatch):
-    """Group options of the environment are ignored: no group, commit or topic is created."""
+    """`list` joins no group and creates no topic or commit, whatever the environment says."""
     world.write(world.letter())
     monkeypatch.setenv("TAILRACE_GROUP_ID", f"{world.origin}-app")
     monkeypatch.setenv("TAILRACE_GROUP_INSTANCE_ID", "pod-1")
@@ -273,7 +273,7 @@ def test_reading_joins_no_group_and_creates_no_topic(world, call, monkeypatch):
 
 
 def test_list_ends_at_the_end_of_the_topic_at_its_start(world, call):
-    """A writer that never stops does not keep the command from ending."""
+    """`list` ends although another client writes to the topic without a pause."""
     stop, fed = threading.Event(), threading.Event()
 
     def feed() -> None:
@@ -320,7 +320,7 @@ async def test_records_written_after_the_start_are_not_read(world):
 
 
 def test_aborted_dead_letters_are_skipped(world, call):
-    """Dead letters of an aborted transaction are skipped, and so is its marker at the end of the log."""
+    """`list` skips dead letters of an aborted transaction, and the control record at the end of the log."""
     world.write(world.letter(1))
     world.write(world.letter(2), world.letter(3), **{"transactional.id": world.origin})
 
@@ -328,7 +328,7 @@ def test_aborted_dead_letters_are_skipped(world, call):
 
 
 def test_deleted_records_are_skipped(world, call):
-    """A log that starts after offset 0, or is empty after a deletion, is read."""
+    """`list` reads a log that starts after offset 0, and one that is empty after a deletion."""
     world.write(*(world.letter(n) for n in range(5)))
     world.delete_records({0: 3})
     assert [(one["count"], one["oldest"]) for one in call("list", "--json").lines] == [(2, "0:3")]
@@ -342,7 +342,7 @@ def test_deleted_records_are_skipped(world, call):
 
 
 def test_show_prints_all_parts_of_a_dead_letter(world, call):
-    """Position, error, handler, origin, headers, key, value and traceback are printed."""
+    """`show` prints position, error, handler, origin, headers, key, value and traceback."""
     value = b'{"customer":"ann","total":-5.10,"id":12345678901234567890}'
     headers = [("content-type", b"application/json"), ("trace", b"\x01\xff"), ("none", None)]
     world.write(world.letter(17, value=value, partition=2, headers=headers), partition=1)
@@ -377,7 +377,7 @@ def test_show_prints_all_parts_of_a_dead_letter(world, call):
     ],
 )
 def test_values_are_shown_as_json_text_or_hex(world, call, value, kind, text):
-    """JSON is indented, text is text, other bytes are hex, and null is a tombstone."""
+    """`show` prints JSON indented, text as text, other bytes as hex, and null as a tombstone."""
     world.write(world.letter(value=value))
 
     done = call("show")
@@ -388,7 +388,7 @@ def test_values_are_shown_as_json_text_or_hex(world, call, value, kind, text):
 
 
 def test_json_output_is_exact(world, call):
-    """Each dead letter is one line; JSON keeps all digits, and `format` names the encoding."""
+    """`show --json` prints one line for each dead letter, in which numbers keep all digits."""
     exact = b'{"n":1.10,"big":12345678901234567890,\n"a":"x\\ny"}'
     for number, value in enumerate((exact, b"plain", b"\xff\x00", None)):
         world.write(world.letter(number, value=value, at_ms=NOON + number, headers=[("h", b"\x01")]))
@@ -410,7 +410,7 @@ def test_json_output_is_exact(world, call):
 
 
 def test_show_without_selection_prints_the_last_failure(world, call):
-    """The dead letter that failed last is shown, whatever its partition."""
+    """`show` without a selection prints the dead letter that failed last, in any partition."""
     world.write(world.letter(1, at_ms=NOON + MINUTE), partition=0)
     world.write(world.letter(2, at_ms=NOON + 3 * MINUTE), world.letter(3, at_ms=NOON), partition=1)
 
@@ -418,7 +418,7 @@ def test_show_without_selection_prints_the_last_failure(world, call):
 
 
 def test_control_characters_and_markup_are_escaped(world, call):
-    """Control characters and rich markup in records are printed, not interpreted."""
+    """`show` escapes control characters and rich markup of records."""
     evil = "\x1b[2J[bold red]x[/]\x07\u202e"
     world.write(
         world.letter(
@@ -437,7 +437,7 @@ def test_control_characters_and_markup_are_escaped(world, call):
 
 
 def test_show_finds_offsets_and_names_missing_ones(world, call):
-    """A dead letter is found by its offset; a missing one is an error."""
+    """`show --offset` prints the dead letters at these positions, and a missing one is an error."""
     world.write(*(world.letter(n, KeyError(n)) for n in range(50)))
     world.write(ForwardedRecord(b"k", b"not ours", ()), partition=1)
 
@@ -457,7 +457,7 @@ def test_show_finds_offsets_and_names_missing_ones(world, call):
 
 
 def test_replay_without_execute_sends_nothing(world, call):
-    """Without --execute the plan is printed, and nothing is sent."""
+    """`replay` without --execute prints the plan and sends nothing."""
     world.write(world.letter(1), world.letter(2))
 
     done = call("replay", "--all")
@@ -471,7 +471,7 @@ def test_replay_without_execute_sends_nothing(world, call):
 
 
 def test_replay_restores_key_value_headers_and_partition(world, call):
-    """The replay topic has as many partitions as the origin, and the record's key, value and headers."""
+    """`replay` sends key, value and headers of the original record to its partition in the replay topic."""
     own = [("content-type", b"application/json"), ("none", None)]
     world.write(world.letter(17, partition=2, headers=own), world.letter(18, partition=1, key=None, value=b"\xff"))
 
@@ -496,7 +496,7 @@ def test_replay_restores_key_value_headers_and_partition(world, call):
 
 
 def test_replay_restores_the_order_of_records(world, call):
-    """Records of a partition are sent in the order of their origin, large and small."""
+    """`replay` sends records of a partition in the order of their original offsets."""
     sizes = {n: 150_000 if n % 50 == 7 else 20 for n in range(450)}
     letters = [world.letter(n, partition=n % 3, value=b"%d %s" % (n, b"x" * size)) for n, size in sizes.items()]
     world.write(*reversed(letters[::2]), partition=1)
@@ -509,7 +509,7 @@ def test_replay_restores_the_order_of_records(world, call):
 
 
 def test_replay_prints_a_json_line_for_each_sent_record(world, call):
-    """Each line has the new partition and offset."""
+    """`replay --json` prints a line with the new partition and offset of each record."""
     world.write(*(world.letter(n, partition=n % 3, value=b"%d" % n) for n in range(9)))
 
     lines = call("replay", "--all", "--execute", "--json").lines
@@ -520,7 +520,7 @@ def test_replay_prints_a_json_line_for_each_sent_record(world, call):
 
 
 def test_an_existing_replay_topic_is_used(world, call, kafka_server):
-    """If it lacks the partition of a record, the key decides."""
+    """`replay` uses an existing replay topic, even if it has fewer partitions than the original topic."""
     kafka_server.create_topic(world.replay, 1)
     world.write(world.letter(1, partition=2), world.letter(2, partition=0))
 
@@ -531,8 +531,8 @@ def test_an_existing_replay_topic_is_used(world, call, kafka_server):
     assert len(world.read(world.replay, 2)) == 2
 
 
-def test_selection_by_error_time_offset_and_limit(world, call):
-    """Only selected dead letters are sent."""
+def test_replay_selects_by_error_time_offset_and_limit(world, call):
+    """`replay` sends the dead letters that --error-type, --since, --offset and --limit select."""
     errors = [ValueError("v"), ConnectionError("c"), BrokerError(3, "b")]
     world.write(*(world.letter(n, errors[n % 3], at_ms=NOON + n * MINUTE) for n in range(9)))
 
@@ -549,7 +549,7 @@ def test_selection_by_error_time_offset_and_limit(world, call):
 
 
 def test_only_the_last_dead_letter_of_a_record_is_sent(world, call):
-    """Earlier dead letters of the same record are skipped and reported."""
+    """`replay` sends the last dead letter of a record, and reports the earlier ones as skipped."""
     first = world.letter(1, ValueError("first"))
     again = replay_record(as_read(first))
     record = Record(world.replay, 0, 0, again.key, again.value, NOON, list(again.headers))
@@ -566,7 +566,7 @@ def test_only_the_last_dead_letter_of_a_record_is_sent(world, call):
 
 
 def test_to_origin_prints_a_warning(world, call):
-    """--to-origin sends to the original topic, and warns that all its groups handle the record."""
+    """`replay --to-origin` sends to the original topic, and warns that all its groups handle the record."""
     world.write(world.letter(1, partition=2))
 
     for more in ([], ["--execute"]):
@@ -579,7 +579,7 @@ def test_to_origin_prints_a_warning(world, call):
 
 
 def test_dead_letters_without_origin_are_skipped(world, call):
-    """Dead letters without origin are reported, the others are replayed, and the exit code is 1."""
+    """`replay` skips dead letters without an origin, sends the others, and exits with 1."""
     world.write(ForwardedRecord(b"k", b"v", (("tailrace-error-type", b"Boom"),)), world.letter(1))
 
     done = call("replay", "--all", "--execute")
@@ -593,8 +593,8 @@ def test_dead_letters_without_origin_are_skipped(world, call):
     ]
 
 
-def test_replay_of_a_deleted_origin(world, call, kafka_server):
-    """A replay works without the origin; --to-origin is refused."""
+def test_a_deleted_origin_needs_the_replay_topic(world, call, kafka_server):
+    """`replay` succeeds after the original topic was deleted, and --to-origin is an error."""
     dead = f"{world.origin}-gone.billing.dead"
     kafka_server.create_topic(dead, 2)
     world.write(letter(1, topic=f"{world.origin}-gone", group="billing"), topic=dead)
@@ -610,7 +610,7 @@ def test_replay_of_a_deleted_origin(world, call, kafka_server):
 
 
 def test_rejected_records_are_named_with_their_offsets(world, call, kafka_server):
-    """The error has the number of sent records, the reason, and the arguments to send the others."""
+    """If the broker rejects a record, the error has the reason and the arguments to send the missing ones."""
     kafka_server.create_topic(world.replay, 3, config={"max.message.bytes": 2_000})
     world.write(
         world.letter(1, partition=0),
@@ -631,7 +631,7 @@ def test_rejected_records_are_named_with_their_offsets(world, call, kafka_server
 
 
 def test_a_replay_topic_that_cannot_be_created_is_an_error(world, call, kafka_server):
-    """The error has the broker's reason and the next step, and nothing is sent."""
+    """If the replay topic cannot be created, the error has the broker's reason and nothing is sent."""
     kafka_server.create_topic(world.replay.replace(".", "_"))  # names that differ only in "." and "_" collide
     world.write(world.letter(1))
 
@@ -642,7 +642,7 @@ def test_a_replay_topic_that_cannot_be_created_is_an_error(world, call, kafka_se
 
 
 async def test_a_topic_created_concurrently_is_accepted(world, kafka_server):
-    """The app may create its replay topic at the same time."""
+    """`replay` accepts that an app creates the replay topic at the same time."""
     kafka_server.create_topic(world.replay, 3)
     cluster = Cluster(resolve({"bootstrap_servers": world.bootstrap_servers}, {}))
     await cluster.bootstrap()
@@ -655,7 +655,7 @@ async def test_a_topic_created_concurrently_is_accepted(world, kafka_server):
 
 
 def test_each_group_gets_its_own_replays():
-    """In a shared dead-letter topic, each dead letter goes to the replay topic of its group."""
+    """`replay` of a shared dead-letter topic sends each dead letter to the replay topic of its group."""
     letters = [as_read(letter(1, group="billing"), 0), as_read(letter(1, group="stock"), 1)]
 
     shared = DeadLetterTopic("x.dead", "x.dead")
@@ -666,7 +666,7 @@ def test_each_group_gets_its_own_replays():
 
 
 def test_records_of_a_recreated_topic_are_distinct():
-    """The same offset of a recreated topic is another record."""
+    """The same offset before and after a topic was recreated counts as two records."""
     before = letter(5, value=b"before")
     made = Record("orders", 0, 5, b"ann", b"after", NOON, [])
     after = dead_letter(made, Failure(ValueError("no"), 3, "charge", "billing", NOON + MINUTE))
@@ -694,7 +694,7 @@ def test_records_of_a_recreated_topic_are_distinct():
     ],
 )
 def test_forged_origins_are_refused(forged, why, to_origin):
-    """A claimed topic or group that does not match the dead-letter topic is refused; the others are sent."""
+    """`replay` skips a dead letter whose origin does not match the dead-letter topic, and sends the others."""
     letters = [as_read(letter(1), 0), as_read(letter(2, **forged), 1), as_read(letter(3), 2)]
 
     plan = plan_replay(letters, {"orders": 6}, dead_topic=OF_ORDERS, to_origin=to_origin, default_partitions=1)
@@ -706,7 +706,7 @@ def test_forged_origins_are_refused(forged, why, to_origin):
 
 
 def test_forged_dead_letters_are_reported_and_others_are_sent(world, call):
-    """An illegal topic name, or another topic's, does not end the replay."""
+    """`replay` reports dead letters with an illegal or another topic name, and sends the others."""
     world.write(world.letter(1), letter(2, topic="no topic\x1b[2J"), letter(3, topic="payments"), world.letter(4))
 
     done = call("replay", "--all", "--execute")
@@ -720,7 +720,7 @@ def test_forged_dead_letters_are_reported_and_others_are_sent(world, call):
 
 
 def test_dead_letter_template_of_the_app_is_accepted(world, call, kafka_server):
-    """--dead-letter gives the template of the topic name."""
+    """--dead-letter accepts the template of the dead-letter topics' names."""
     dead = f"dlq-{world.origin}"
     kafka_server.create_topic(dead, 1)
     world.write(world.letter(1), topic=dead)
@@ -730,7 +730,7 @@ def test_dead_letter_template_of_the_app_is_accepted(world, call, kafka_server):
     assert world.end(world.replay) == 1
 
 
-# ---- how it is called ----------------------------------------------------------------------------------------------
+# ---- arguments -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -808,7 +808,7 @@ def test_since_accepts_an_age(text, seconds):
 
 
 def test_all_conditions_of_a_selection_must_match():
-    """Duplicate offsets count once, and the limit keeps the first failures."""
+    """A filter selects dead letters that match all conditions, and its limit keeps the first failures."""
     letters = [as_read(letter(n, at_ms=NOON - n), n) for n in range(4)]
     choice = DeadLetterFilter(
         (parse_position("0:1"), parse_position("0:1"), DeadLetterPosition(0, 3)), NOON - 2, ("ValueError",)

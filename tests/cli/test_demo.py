@@ -79,7 +79,7 @@ def remove(kafka_server):
 
 
 async def test_printed_figures_match_the_table_of_flights(new_demo, remove, kafka_server, capsys):
-    """Routes, flights, mean delays and totals are those of the table."""
+    """The demo prints routes, flights and mean delays as they are in the table."""
     demo = new_demo(20_000)
 
     assert await demo.play(cleans_up=False)
@@ -92,7 +92,7 @@ async def test_printed_figures_match_the_table_of_flights(new_demo, remove, kafk
 
 
 async def test_topic_and_committed_offsets_match_the_output(new_demo, remove, kafka_server):
-    """Another client finds each flight once and the committed offsets at the ends of the logs."""
+    """The topic has each flight once, and the committed offsets are the end offsets."""
     demo = new_demo(3_000)
     await demo.play(cleans_up=False)
 
@@ -105,7 +105,7 @@ async def test_topic_and_committed_offsets_match_the_output(new_demo, remove, ka
 
 
 async def test_rate_limits_publishing(new_demo, remove):
-    """With a rate, the demo takes the expected time and verifies the same."""
+    """With a rate, the demo takes at least the expected time and still verifies its result."""
     demo = new_demo(300, rate=300)
     began = time.monotonic()
 
@@ -116,7 +116,7 @@ async def test_rate_limits_publishing(new_demo, remove):
 
 
 async def test_verification_fails_without_commits(new_demo, capsys):
-    """Without commits the verification fails."""
+    """The demo's verification fails if nothing was committed."""
     demo = new_demo(500, enable_auto_commit=False)
 
     assert not await demo.play(cleans_up=True)
@@ -150,7 +150,7 @@ def topics_and_groups(bootstrap_servers: str) -> set[str]:
 
 
 def test_demo_on_given_brokers_removes_topic_and_group(kafka_server):
-    """On given brokers it exits with 0, within 80 columns, and removes its topic and group."""
+    """On given brokers the demo exits with 0, prints at most 80 columns, and removes its topic and group."""
     servers = kafka_server.bootstrap_servers
 
     done = tailrace("demo", "--limit", "2000", "--bootstrap-servers", servers)
@@ -164,7 +164,7 @@ def test_demo_on_given_brokers_removes_topic_and_group(kafka_server):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_the_demo_and_removes_the_topic(kafka_server, number, code):
-    """SIGINT and SIGTERM end it without a traceback, and its topic and group are removed."""
+    """SIGINT and SIGTERM end the demo without a traceback, and its topic and group are removed."""
     servers = kafka_server.bootstrap_servers
 
     with running("demo", "--rate", "100", "--bootstrap-servers", servers) as process:
@@ -181,7 +181,7 @@ def test_a_signal_stops_the_demo_and_removes_the_topic(kafka_server, number, cod
 
 @pytest.mark.slow
 def test_demo_starts_a_local_broker():
-    """Without options it starts a broker and handles all flights within a minute."""
+    """Without options the demo starts a broker and handles all flights within a minute."""
     began = time.monotonic()
 
     done = tailrace("demo", timeout=110)
@@ -199,7 +199,7 @@ def test_demo_starts_a_local_broker():
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(180)
 def test_spark_prints_the_same_routes(kafka_server):
-    """The engine Spark prints the same routes and verifies the same."""
+    """With --engine spark the demo prints the same routes and verifies them."""
     servers = kafka_server.bootstrap_servers
     asked = ["demo", "--limit", "20000", "--bootstrap-servers", servers]
 
@@ -228,7 +228,7 @@ def test_rate_and_spark_exclude_each_other():
     assert len(done.stderr.splitlines()) == 1
 
 
-# ---- the counting --------------------------------------------------------------------------------------------------
+# ---- verification ------------------------------------------------------------------------------------------------
 
 
 def record(partition: int, offset: int) -> Record:
@@ -274,7 +274,7 @@ def test_each_record_once_and_committed_is_verified():
     ],
 )
 def test_missing_duplicate_or_uncommitted_records_fail(handled, committed):
-    """Missing, duplicate, unknown or uncommitted records fail, with their partition."""
+    """The verification fails for missing, duplicate, unknown or uncommitted records, and names the partition."""
     proof = tally_of(*handled).proof([2, 1], committed)
 
     assert [one.holds for one in proof] == [False, True]
@@ -286,7 +286,7 @@ def test_an_empty_partition_needs_no_commit():
 
 
 def test_routes_with_few_arrived_flights_are_left_out():
-    """A route needs a hundred arrived flights; flights that did not arrive have no delay."""
+    """A route needs a hundred arrived flights, and flights that did not arrive have no delay."""
     tally = HandledFlights(partitions=1, members=1)
     for offset in range(99):
         tally.add(0, record(0, offset), "A-B", 1_000)

@@ -58,7 +58,7 @@ class Doctor:
         self.app = f"{self.module}:billing"
 
     def text(self, *arguments: str) -> Done:
-        """Return exit code and output, on a screen of 80 columns."""
+        """Return the exit code and the output on a screen of 80 columns."""
         self._capsys.readouterr()
         # In a thread, because the command has its own event loop besides that of pytest-asyncio.
         with ThreadPoolExecutor(1) as thread:
@@ -94,7 +94,7 @@ def free_port() -> int:
 
 
 def test_a_wrong_app_is_a_problem_in_words(doctor):
-    """A missing module, a missing app, a wrong handler and missing brokers: exit code 2, no traceback."""
+    """A wrong app or handler, and missing brokers, exit with 2 and without a traceback."""
     texts = []
     for app in ("nowhere:billing", f"{doctor.module}:nothing", f"{doctor.module}:wrong", doctor.app):
         address = ["--bootstrap-servers", "127.0.0.1:1"] if app.endswith("wrong") else []
@@ -110,7 +110,7 @@ def test_a_wrong_app_is_a_problem_in_words(doctor):
 
 
 def test_an_unreachable_cluster_is_one_problem_per_address(doctor):
-    """Nothing listens at one address, and nothing answers at the other."""
+    """Each bootstrap address that cannot be reached is one problem with its reason."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -127,11 +127,11 @@ def test_an_unreachable_cluster_is_one_problem_per_address(doctor):
     assert plain.out.endswith("\n2 problems\n")
 
 
-# ---- a sound cluster -----------------------------------------------------------------------------------------------
+# ---- without a fault ---------------------------------------------------------------------------------------------
 
 
 def test_a_sound_app_has_no_problem(doctor, kafka_server):
-    """Broker, versions, features, clock and topics are checked; a single broker is a warning, which --strict counts."""
+    """A correct app has no problem, and a single broker is a warning, which --strict counts."""
     kafka_server.create_topic(doctor.topic, 2)
     arguments = ["--app", doctor.app, "--bootstrap-servers", kafka_server.bootstrap_servers]
 
@@ -150,7 +150,7 @@ def test_a_sound_app_has_no_problem(doctor, kafka_server):
 
 
 def test_the_whole_cluster_is_checked_without_arguments(doctor, kafka_server, new_topic):
-    """Each topic is checked; the command of the next step can be copied from 80 columns."""
+    """Without --topic all topics are checked, and the suggested command is complete at 80 columns."""
     topic = new_topic(1, min_insync_replicas=2)
     done = doctor.text("--topic", topic, "--bootstrap-servers", kafka_server.bootstrap_servers)
     whole, found = doctor.json("--bootstrap-servers", kafka_server.bootstrap_servers)
@@ -163,7 +163,7 @@ def test_the_whole_cluster_is_checked_without_arguments(doctor, kafka_server, ne
 
 
 def test_no_check_writes(doctor):
-    """Not even the topic of committed offsets is created, which a request for a coordinator would do."""
+    """No check creates a topic, not even the one for committed offsets."""
     with KafkaServer() as server:
         server.create_topic(doctor.topic)
         admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
@@ -178,8 +178,8 @@ def test_no_check_writes(doctor):
 # ---- brokers -------------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_broker(doctor):
-    """Its registration, its controller and the partitions that lack its replicas are found."""
+def test_a_killed_broker_is_a_problem(doctor):
+    """A killed broker is a problem, and so is a partition without enough replicas."""
     with KafkaCluster(3) as cluster:
         cluster.create_topic(doctor.topic, 3, config={"min.insync.replicas": 3})
         address = cluster.nodes[0].address
@@ -199,8 +199,8 @@ def test_a_killed_broker(doctor):
     assert found["broker.reachable", "brokers"]["text"].startswith("2 of 2 answer")
 
 
-def test_a_wrong_advertised_name(doctor):
-    """The bootstrap address answers, and the advertised one does not: the broker is named with both."""
+def test_a_wrong_advertised_name_is_a_problem(doctor):
+    """A broker that does not answer at its advertised address is a problem that names the address."""
     closed = free_port()
     with KafkaCluster(2, advertise=lambda node_id, port: closed if node_id == 2 else port) as cluster:
         code, found = doctor.json("--bootstrap-servers", f"127.0.0.1:{cluster.nodes[0].ports.client}")
@@ -212,7 +212,7 @@ def test_a_wrong_advertised_name(doctor):
 
 
 def test_a_broker_that_hangs_delays_the_report_by_its_timeout_only(doctor):
-    """A broker without an answer costs its bound, not the whole examination."""
+    """A broker that does not answer is a problem, and the report ends in bounded time."""
     with KafkaCluster(2) as cluster:
         cluster.create_topic(doctor.topic, 4)
         cluster.nodes[1].pause()
@@ -246,8 +246,8 @@ def member(doctor: Doctor, server: KafkaServer):
             process.terminate()
 
 
-def test_a_stalled_member(doctor, kafka):
-    """A member that is stopped by SIGSTOP owns a growing lag and commits nothing; before that, it is sound."""
+def test_a_stalled_member_is_a_problem(doctor, kafka):
+    """A group whose member commits nothing while its lag grows is a problem."""
     kafka.server.create_topic(doctor.topic)
     address = ["--bootstrap-servers", kafka.bootstrap_servers]
     with member(doctor, kafka.server) as process:
@@ -271,8 +271,8 @@ def test_a_stalled_member(doctor, kafka):
     assert " grew by " in stalled["text"]
 
 
-def test_an_empty_group_with_an_old_lag(doctor, kafka_server):
-    """Records older than half of the retention, and records that are deleted already, are found."""
+def test_an_old_lag_is_a_problem(doctor, kafka_server):
+    """Unread records that are close to their deletion, or deleted already, are a problem."""
     hour_ms = 3_600_000
     kafka_server.create_topic(doctor.topic, 2, config={"retention.ms": 24 * hour_ms})
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
@@ -296,8 +296,8 @@ def test_an_empty_group_with_an_old_lag(doctor, kafka_server):
     assert f"{doctor.topic}[0] is older than 90% of retention.ms=86400000" in later["group.retention", subject]["text"]
 
 
-def test_names_that_do_not_exist(doctor, kafka_server, new_topic):
-    """A topic and a group that are named have to exist; a similar topic is named."""
+def test_names_that_do_not_exist_are_problems(doctor, kafka_server, new_topic):
+    """A topic or group that does not exist is a problem, and a similar topic is suggested."""
     topic = new_topic()
     code, found = doctor.json(
         "--group", doctor.group, "--topic", f"{topic}x", "--bootstrap-servers", kafka_server.bootstrap_servers
@@ -311,8 +311,8 @@ def test_names_that_do_not_exist(doctor, kafka_server, new_topic):
 # ---- permissions ---------------------------------------------------------------------------------------------------
 
 
-def test_missing_permissions(doctor):
-    """With Describe alone, Read on topic and group is missing; the cluster and its settings are not readable."""
+def test_missing_permissions_are_problems(doctor):
+    """Missing permissions are problems with the command that grants them, or skip a check."""
     config = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
@@ -360,8 +360,8 @@ def test_missing_permissions(doctor):
 
 
 @pytest.mark.slow
-def test_thousands_of_partitions(doctor):
-    """The first of many findings about topics are printed in full, some others named; time is bounded."""
+def test_problems_of_many_topics_are_summarized(doctor):
+    """Problems that 20 topics have in common are printed for the first topics, and the others are counted."""
     with KafkaServer() as server:
         admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
         names = [f"{doctor.topic}-{number}" for number in range(20)]

@@ -19,7 +19,7 @@ HELPS = [["--help"], *([name, "--help"] for name in entry.COMMANDS)]
 
 @pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
 def test_help_fits_80_columns_has_examples_and_imports_little(arguments):
-    """--help has at most 80 columns and examples, and imports no client, event loop or terminal library."""
+    """--help fits into 80 columns, has examples, and imports no client, event loop or terminal library."""
     program = f"""
 import sys
 from tailrace.cli import main
@@ -78,7 +78,7 @@ def test_usage_errors_exit_with_2_and_a_hint(arguments, hint):
     assert "Traceback" not in done.stderr
 
 
-# ---- how a command ends --------------------------------------------------------------------------------------------
+# ---- exit codes ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_exit_code_of_a_command_is_returned(command, code):
     ids=["one", "several", "the same twice", "an extra"],
 )
 def test_tailrace_errors_are_printed_without_a_traceback(command, capsys, error, lines):
-    """TailraceErrors, also in a group, are printed in one line each, without a traceback."""
+    """A TailraceError, or each one of a group, is printed in one line without a traceback."""
     command(raising(error))
 
     assert main(["thing"]) == 1
@@ -140,7 +140,7 @@ def test_tailrace_errors_are_printed_without_a_traceback(command, capsys, error,
     ids=["one", "among ours", "a module of ours"],
 )
 def test_other_errors_keep_their_traceback(command, error):
-    """Errors that are not TailraceErrors are raised."""
+    """An error that is not a TailraceError is raised."""
     command(raising(error))
 
     with pytest.raises(type(error)):

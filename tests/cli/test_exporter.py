@@ -17,7 +17,7 @@ from tests.support.commands import COMMAND, end, environment, tailrace
 
 @contextmanager
 def exporter(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start the command at a free port, and return the process and its address."""
+    """Start the command on a free port, and return the process and its address."""
     process = subprocess.Popen(
         [*COMMAND, "exporter", "--http-port", "0", "--http-host", "127.0.0.1", *arguments],
         stdout=subprocess.PIPE,
@@ -36,7 +36,7 @@ def exporter(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_metrics_are_served_until_a_signal(kafka, number):
-    """The options select groups and topics; a signal ends the process with exit code 0."""
+    """The exporter serves the metrics of the selected groups and topics, and exits with 0 on a signal."""
     topic = kafka.topic(2)
     kafka.produce(topic, b"1", b"2", b"3")
     kafka.commit(topic, {0: 1})
@@ -58,7 +58,7 @@ def test_metrics_are_served_until_a_signal(kafka, number):
 
 
 def test_an_unreachable_cluster_does_not_end_the_command():
-    """The command waits for the brokers: /metrics answers 503 and the log has the reason once."""
+    """While the cluster is unreachable, /metrics answers 503 and the reason is logged once."""
     with exporter("--bootstrap-servers", "127.0.0.1:1", "--timeout", "2") as (process, address):
         answers = [httpx.get(f"{address}/metrics", timeout=20) for _ in range(2)]
         code, log = end(process, signal.SIGTERM)
@@ -79,7 +79,7 @@ def test_an_unreachable_cluster_does_not_end_the_command():
     ],
 )
 def test_wrong_options_are_errors_with_the_next_step(arguments, code, message):
-    """An option that cannot work ends the command at once."""
+    """A wrong option ends the exporter with an error that says what to do."""
     done = tailrace("exporter", *arguments)
 
     assert (done.returncode, done.stdout) == (code, "")
@@ -88,7 +88,7 @@ def test_wrong_options_are_errors_with_the_next_step(arguments, code, message):
 
 
 def test_a_port_in_use_is_one_line(kafka):
-    """The message names the port and what to do."""
+    """A port in use is one error line with the port and what to do."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = tailrace(
@@ -103,7 +103,7 @@ def test_a_port_in_use_is_one_line(kafka):
 
 
 def test_wrong_credentials_end_the_command(kafka_server, kafka):
-    """A protocol that the brokers do not accept ends the command at its start, with the reason."""
+    """If the brokers refuse the security options, the exporter ends at its start with the reason."""
     done = tailrace(
         *("exporter", "--bootstrap-servers", kafka.bootstrap_servers, "--http-port", "0"),
         *("--set", "security_protocol=SASL_PLAINTEXT", "--set", "sasl_mechanism=PLAIN"),

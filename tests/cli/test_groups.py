@@ -11,7 +11,7 @@ from tailrace.records import TopicPartition
 
 
 def test_list_prints_state_type_and_members(kafka):
-    """Each group is listed with its state, type and number of members, within 80 columns."""
+    """`list` prints state, type and number of members of each group within 80 columns."""
     topic = kafka.topic(2)
     kafka.commit(topic, {0: 0}, group=f"{kafka.group}-idle-{'x' * 60}")
     with kafka.member(topic):
@@ -29,7 +29,7 @@ def test_list_prints_state_type_and_members(kafka):
 
 
 def test_show_prints_members_and_partitions(kafka):
-    """Each member is shown with client, host and partitions; JSON has all fields."""
+    """`show` prints client, host and partitions of each member, and --json has all fields."""
     topic = kafka.topic(3)
     with kafka.member(topic):
         plain, of_json = kafka.call("groups", "show", kafka.group), kafka.call("groups", "show", kafka.group, "--json")
@@ -57,7 +57,7 @@ def test_a_similar_group_name_is_suggested(kafka):
 
 
 def test_groups_are_deleted_all_or_none(kafka):
-    """No group is deleted if one is live or unknown, or without --execute."""
+    """`delete` deletes no group if one has members or is unknown, or without --execute."""
     topic = kafka.topic()
     other = f"{kafka.group}-other"
     kafka.commit(topic, {0: 0}, group=other)

@@ -14,7 +14,7 @@ from tests.support.commands import end, read_until, running, tailrace
 
 
 def test_broker_creates_topics_and_stops_on_ctrl_c():
-    """The command prints the address, creates topics on request and on first use, and stops the broker on SIGINT."""
+    """`kafka` prints the address, creates topics on request and on first use, and stops on SIGINT."""
     (port,) = free_ports(1)
 
     with running("kafka", "--port", str(port), "--topic", "orders:6", "--topic", "bills") as process:
@@ -66,7 +66,7 @@ def test_a_port_in_use_is_an_error():
 
 
 def test_external_brokers_are_refused():
-    """The variable that selects external brokers for tests makes the command fail."""
+    """`kafka` fails if the variable for external brokers of tests is set."""
     done = tailrace("kafka", TAILRACE_TEST_BOOTSTRAP_SERVERS="127.0.0.1:1")
 
     assert done.returncode == 1

@@ -34,7 +34,7 @@ async def second(value: bytes) -> None: ...
 
 
 @pytest.fixture
-def behind(kafka) -> str:
+def topic_with_lag(kafka) -> str:
     """Create a topic with a lag of 3 in one partition and no committed offset in the other."""
     topic = kafka.topic(2)
     kafka.produce(topic, *(b"%d" % n for n in range(5)))
@@ -42,21 +42,21 @@ def behind(kafka) -> str:
     return topic
 
 
-def test_lag_is_printed_by_partition_and_in_total(kafka, behind):
+def test_lag_is_printed_by_partition_and_in_total(kafka, topic_with_lag):
     """A partition without a committed offset has no lag and is counted separately."""
     plain, of_json = kafka.call("lag", kafka.group), kafka.call("lag", kafka.group, "--json")
 
     assert (plain.code, of_json.code, plain.fits) == (0, 0, True)
     assert "lag 3 in 2 partitions, 1 of them without a committed offset" in plain.words
     assert [(one["topic"], one["partition"], one["committed"], one["end"], one["lag"]) for one in of_json.lines] == [
-        (behind, 0, 2, 5, 3),
-        (behind, 1, None, 0, None),
+        (topic_with_lag, 0, 2, 5, 3),
+        (topic_with_lag, 1, None, 0, None),
     ]
 
 
-def test_lag_names_the_member_of_a_partition(kafka, behind):
-    """The member that is assigned a partition is shown."""
-    with kafka.member(behind):
+def test_lag_names_the_member_of_a_partition(kafka, topic_with_lag):
+    """`lag` prints the member to which a partition is assigned."""
+    with kafka.member(topic_with_lag):
         plain, of_json = kafka.call("lag", kafka.group), kafka.call("lag", kafka.group, "--json")
 
     assert {one["client_id"] for one in of_json.lines} == {"north"}
@@ -64,16 +64,16 @@ def test_lag_names_the_member_of_a_partition(kafka, behind):
     assert plain.fits
 
 
-def test_lost_records_are_counted(kafka, behind):
-    """Records deleted from the log before they were read are counted."""
-    kafka.server.delete_records(behind, {0: 4})
+def test_lost_records_are_counted(kafka, topic_with_lag):
+    """`lag` counts records that were deleted before they were read."""
+    kafka.server.delete_records(topic_with_lag, {0: 4})
 
     assert "lost 2 records of the lag were deleted from the log" in kafka.call("lag", kafka.group).words
     assert kafka.call("lag", kafka.group, "--json").lines[0]["lost"] == 2
 
 
-def test_group_comes_from_app_or_environment(kafka, behind, tmp_path, monkeypatch):
-    """--app provides brokers and group, unless it has several groups; the environment may provide the group."""
+def test_group_comes_from_app_or_environment(kafka, topic_with_lag, tmp_path, monkeypatch):
+    """--app or the environment provides the group, and an app with several groups is an error."""
     (tmp_path / "shop_of_lag.py").write_text(APP.format(group=kafka.group, servers=kafka.bootstrap_servers))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(__import__("os").environ, "TAILRACE_BOOTSTRAP_SERVERS")
@@ -90,8 +90,8 @@ def test_group_comes_from_app_or_environment(kafka, behind, tmp_path, monkeypatc
     assert "shop_of_lag:audit has several groups: give one of one, two as GROUP" in several.errors
 
 
-def test_watch_repeats_until_a_signal(kafka, behind):
-    """--watch repeats; SIGTERM exits with 143 and SIGINT with 130."""
+def test_watch_repeats_until_a_signal(kafka, topic_with_lag):
+    """--watch repeats until SIGTERM, with exit code 143, or SIGINT, with 130."""
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         arguments = ["lag", kafka.group, "--watch", "--interval", "0.05", "--json"]
         with subprocess.Popen(
@@ -119,7 +119,7 @@ def test_an_unknown_group_is_an_error(kafka):
 
 
 def test_names_are_wrapped_and_excess_partitions_are_summarized():
-    """Long names are wrapped; of partitions that do not fit, those with the greatest lag are drawn."""
+    """Long names are wrapped, and of too many partitions those with the greatest lag are printed."""
     names = [f"{'a-long-name-of-a-topic-' * 4}{end}" for end in ("first", "second")]
     console = Console(width=80, height=24, file=io.StringIO())
     console.print(

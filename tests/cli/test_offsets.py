@@ -27,7 +27,7 @@ def topic(kafka) -> str:
 
 
 def test_show_prints_committed_offsets(kafka, topic):
-    """Committed offsets are printed with their metadata."""
+    """`show` prints committed offsets with their metadata."""
     plain, of_json = kafka.call("offsets", "show", kafka.group), kafka.call("offsets", "show", kafka.group, "--json")
 
     assert (plain.code, plain.fits) == (0, True)
@@ -39,7 +39,7 @@ def test_show_prints_committed_offsets(kafka, topic):
 
 
 def test_metadata_is_truncated_on_a_screen_and_complete_in_a_pipe(kafka, topic, monkeypatch):
-    """Equal metadata is printed once; long metadata is truncated on a screen and complete in a pipe."""
+    """Long metadata are truncated on a screen and complete in a pipe, and equal ones are printed once."""
     text = f"spark query={'6c2c' * 10} batch=17"
     kafka.commit(topic, {0: 4, 1: 7}, text=text)
     same = kafka.call("offsets", "show", kafka.group)
@@ -57,7 +57,7 @@ def test_metadata_is_truncated_on_a_screen_and_complete_in_a_pipe(kafka, topic, 
 
 
 def test_a_group_without_committed_offsets_is_no_error(kafka):
-    """A live group without committed offsets is reported, not an error."""
+    """A group with members and without committed offsets is not an error."""
     with kafka.member(kafka.topic()):
         assert "has no committed offsets" in kafka.call("offsets", "show", kafka.group).words
 
@@ -82,7 +82,7 @@ def test_a_group_without_committed_offsets_is_no_error(kafka):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_offsets_are_reset_only_with_execute(kafka, topic, arguments, new):
-    """Without --execute only the plan is shown; with it the offsets are committed."""
+    """`reset` prints the plan, and commits the offsets only with --execute."""
     shown = kafka.call("offsets", "reset", kafka.group, "--topic", topic, *arguments)
     before = kafka.committed(topic)
     done = kafka.call("offsets", "reset", kafka.group, "--topic", topic, *arguments, "--execute", "--json")
@@ -115,7 +115,7 @@ def test_single_partitions_are_reset(kafka, topic):
 
 
 def test_a_group_with_live_members_is_not_reset(kafka, topic):
-    """The plan exits with 1 and --execute is refused; both name the live member."""
+    """`reset` of a group with live members exits with 1 and names the member, with or without --execute."""
     arguments = ["offsets", "reset", kafka.group, "--topic", topic, "--to-earliest"]
     with kafka.member(topic):
         shown, refused = kafka.call(*arguments), kafka.call(*arguments, "--execute")
@@ -131,7 +131,7 @@ def test_a_group_with_live_members_is_not_reset(kafka, topic):
 
 
 def test_reset_creates_a_new_group(kafka, topic):
-    """A group that does not exist is created with the target offsets."""
+    """`reset` creates a group that does not exist, with the target offsets."""
     group = f"{kafka.group}-new"
 
     done = kafka.call("offsets", "reset", group, "--topic", topic, "--to-offset", "3", "--execute")
@@ -163,7 +163,7 @@ def test_reset_creates_a_new_group(kafka, topic):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_invalid_resets_change_nothing(kafka, arguments, code, message):
-    """Malformed arguments exit with 2, unknown names with 1, and nothing is changed."""
+    """`reset` exits with 2 for malformed arguments and with 1 for unknown names, and changes nothing."""
     done = kafka.call("offsets", "reset", kafka.group, *arguments, "--execute")
 
     assert (done.code, done.out) == (code, "")
@@ -175,7 +175,7 @@ def test_invalid_resets_change_nothing(kafka, arguments, code, message):
 
 
 def test_offsets_are_deleted_only_with_execute(kafka, topic):
-    """Without --execute offsets are listed; with it only the named ones are deleted."""
+    """`delete` prints the offsets, and deletes the named ones only with --execute."""
     shown = kafka.call("offsets", "delete", kafka.group, "--topic", f"{topic}:1")
     before = kafka.committed(topic)
     done = kafka.call("offsets", "delete", kafka.group, "--topic", f"{topic}:1", "--execute")
@@ -189,7 +189,7 @@ def test_offsets_are_deleted_only_with_execute(kafka, topic):
 
 
 def test_offsets_of_a_live_member_are_not_deleted(kafka, topic):
-    """The live member is named, and its offsets remain."""
+    """`delete` names the live member of the group and deletes nothing."""
     with kafka.member(topic):
         done = kafka.call("offsets", "delete", kafka.group, "--topic", topic, "--execute")
         assert kafka.committed(topic) == {0: 4, 1: 7}
@@ -225,7 +225,7 @@ def test_durations_are_parsed(text, seconds):
 
 @pytest.mark.parametrize("action", [["reset", "--to-earliest"], ["delete"]])
 def test_an_illegal_topic_name_is_a_usage_error_without_a_broker(action, capsys):
-    """The error names the topic, although no broker listens at the address."""
+    """An illegal topic name is a usage error that needs no broker."""
     name, *target = action
     with pytest.raises(SystemExit, match="2"):
         main(["offsets", name, "billing", "--topic", "bad topic", *target, "--bootstrap-servers", "127.0.0.1:1"])
@@ -256,7 +256,7 @@ def test_malformed_durations_are_refused(text):
     ],
 )
 def test_starts_are_parsed(text, start):
-    """Ends, offsets, counts from the end, times and ages are parsed."""
+    """A start is parsed as an end, an offset, a count from the end, a time or an age."""
     assert parse_start(text) == start
 
 

@@ -40,7 +40,7 @@ def shop(tmp_path, kafka_server):
 
 @pytest.mark.parametrize("log_format", ["console", "json"])
 def test_run_handles_records_until_sigterm(shop, kafka_server, log_format):
-    """The app handles existing records; SIGTERM ends it with exit code 0. Each line of a log in JSON is JSON."""
+    """`run` handles records until SIGTERM and exits with 0, and each line of its log in JSON is JSON."""
     folder, topic = shop
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
     producer.produce(topic, b"21")
@@ -105,7 +105,7 @@ def test_an_invalid_app_is_one_line_and_exit_code_1(arguments, message):
     ],
 )
 def test_an_import_error_is_one_line_with_its_location(tmp_path, arguments, code, text, message):
-    """An error while the module is imported is one line with the error, its location and how to see the traceback."""
+    """An error while the module is imported is one line with its location and how to see the traceback."""
     (tmp_path / "broken.py").write_text(text)
     done = subprocess.run(
         [*COMMAND, *arguments, "broken:app"],
@@ -139,7 +139,7 @@ def test_unknown_options_of_set_are_refused(shop):
 
 
 def test_an_unreachable_broker_is_logged_while_start_retries(shop):
-    """A warning names address and reason at once while start retries; the end has no traceback."""
+    """While start retries, a warning has the address and the reason."""
     folder, _ = shop
     with subprocess.Popen(
         [*COMMAND, "run", "shop:billing", "--set", "bootstrap_servers=127.0.0.1:1", "--set", "start_timeout_ms=120000"],
@@ -181,7 +181,7 @@ def free_port() -> int:
 
 @pytest.mark.parametrize("workers", [None, 2])
 def test_run_serves_probes_and_metrics(shop, kafka_server, workers):
-    """One endpoint has the probes, the lag and the metrics, those of all workers if there are several."""
+    """--http-port serves probes, lag and metrics, those of all workers if there are several."""
     folder, topic = shop
     producer, port = Producer({"bootstrap.servers": kafka_server.bootstrap_servers}), free_port()
     producer.produce(topic, b"21")

@@ -97,7 +97,7 @@ class Shop:
             time.sleep(0.02)
 
     def shared(self, members: int) -> None:
-        """Wait until the broker has this number of members with equal shares."""
+        """Wait until the broker has this number of members with equal numbers of partitions."""
         admin, deadline = AdminClient({"bootstrap.servers": self.servers}), time.monotonic() + 60
         while True:
             shares: list[int] = []
@@ -117,7 +117,7 @@ class Shop:
 
 
 class Pool:
-    """Running `tailrace run`."""
+    """Running `tailrace run`, with its output."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -133,7 +133,7 @@ class Pool:
         self._lines.put(None)
 
     def until(self, words: str, count: int = 1) -> str:
-        """Return the ``count``-th line with these words from now on."""
+        """Return the ``count``-th line that contains these words, counted from now on."""
         while (line := self._lines.get(timeout=60)) is not None:
             self.output.append(line)
             count -= words in line
@@ -190,7 +190,7 @@ def gone_within(processes: list[psutil.Process], seconds: float) -> bool:
 
 
 def test_sigterm_ends_all_workers_with_nothing_lost_and_nothing_repeated(shop):
-    """Committed offsets match the handled records exactly; the next run handles the rest once."""
+    """After SIGTERM, the committed offsets match the handled records, and the next run handles the rest once."""
     shop.open(seconds=0.1)
 
     with running(shop, "--workers", "2") as pool:
@@ -217,7 +217,7 @@ def test_sigterm_ends_all_workers_with_nothing_lost_and_nothing_repeated(shop):
 
 
 def test_sigterm_while_the_second_worker_joins_repeats_nothing(shop):
-    """The group accepts no commits during a rebalance: handled records are committed after it."""
+    """After SIGTERM during a rebalance, handled records are committed and not repeated."""
     shop.open(seconds=0.05)
     with (shop.folder / "shop.py").open("a") as module:
         module.write(ONE_AFTER_THE_OTHER)
@@ -242,7 +242,7 @@ def test_sigterm_while_the_second_worker_joins_repeats_nothing(shop):
 
 
 def test_output_of_workers_has_their_number(shop):
-    """Lines of a worker begin with its number; lines of the parent do not."""
+    """A line of a worker starts with its number, a line of the parent does not."""
     shop.open()
     shop.produce(PARTITIONS)
 
@@ -259,7 +259,7 @@ def test_output_of_workers_has_their_number(shop):
 
 
 def test_a_log_in_json_has_the_number_of_the_worker_as_a_field(shop):
-    """Lines of the log have no label, so that each of them is JSON."""
+    """Each line of a log in JSON is JSON with the number of the worker as a field."""
     shop.open()
     shop.produce(PARTITIONS)
 
@@ -277,7 +277,7 @@ def test_a_log_in_json_has_the_number_of_the_worker_as_a_field(shop):
 
 
 def test_workers_end_when_the_parent_is_killed(shop):
-    """After SIGKILL to the parent, workers finish their records, commit and exit."""
+    """After SIGKILL of the parent, workers finish their records, commit and exit."""
     shop.open()
     shop.produce(40)
 
@@ -293,7 +293,7 @@ def test_workers_end_when_the_parent_is_killed(shop):
 
 
 def test_a_second_signal_stops_all_workers_at_once(shop):
-    """A handler that does not end delays the pool up to its deadline; a second signal does not wait."""
+    """A second signal stops workers at once, without waiting for a handler that does not end."""
     (shop.folder / "shop.py").write_text(
         SHOP.format(topic=shop.topic, seconds=0).replace("    await asyncio.sleep(0)\n", DOES_NOT_END)
     )
@@ -315,7 +315,7 @@ def test_a_second_signal_stops_all_workers_at_once(shop):
 
 
 def test_a_hanging_worker_is_killed_after_stop_timeout_ms(shop):
-    """A blocked event loop does not keep the pool from ending soon after stop_timeout_ms."""
+    """A worker whose event loop is blocked is killed soon after stop_timeout_ms."""
     (shop.folder / "shop.py").write_text(
         SHOP.format(topic=shop.topic, seconds=0)
         .replace("stop_timeout_ms=20000", "stop_timeout_ms=500")
@@ -343,7 +343,7 @@ def test_a_hanging_worker_is_killed_after_stop_timeout_ms(shop):
     ],
 )
 def test_an_invalid_app_or_option_is_one_error(arguments, message):
-    """A mistake is one error line and exit code 1, without restarts."""
+    """An invalid app or option is one error line and exit code 1, without restarts."""
     done = subprocess.run(
         [*COMMAND, "run", *arguments, "--log-level", "error"],
         env=environment(),
@@ -358,7 +358,7 @@ def test_an_invalid_app_or_option_is_one_error(arguments, message):
 
 
 def test_a_changed_source_file_restarts_the_workers(shop):
-    """With --reload, a changed file restarts the workers; a broken one waits for the next change."""
+    """With --reload, a changed file restarts the workers, and a broken one waits for the next change."""
     shop.open()
     source = shop.folder / "shop.py"
 

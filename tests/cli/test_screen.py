@@ -14,7 +14,7 @@ from tests.support.commands import COMMAND, environment
 
 
 def on_a_terminal(*arguments: str) -> tuple[int, str]:
-    """Run a command on a terminal of 80 columns; return its exit code and output."""
+    """Run a command on a terminal of 80 columns, and return its exit code and output."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment(TERM="xterm-256color")
@@ -31,7 +31,7 @@ def on_a_terminal(*arguments: str) -> tuple[int, str]:
 
 
 def test_a_terminal_shows_transient_progress_bars(kafka_server):
-    """On a terminal, progress bars are drawn and removed at the end."""
+    """A terminal shows progress bars, which are removed at the end."""
     servers = kafka_server.bootstrap_servers
 
     code, written = on_a_terminal("demo", "--rate", "5000", "--limit", "5000", "--bootstrap-servers", servers)

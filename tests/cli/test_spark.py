@@ -72,7 +72,7 @@ def spark(folder, *arguments):
 
 
 def test_backfill_and_handoff_commit_to_the_group(shop, kafka_server):
-    """A backfill handles and commits existing records; a handoff handles later ones."""
+    """`backfill` handles and commits existing records, and `handoff` later ones."""
     folder, topic = shop
 
     servers = ("--set", f"bootstrap_servers={kafka_server.bootstrap_servers}")
@@ -98,7 +98,7 @@ def test_backfill_and_handoff_commit_to_the_group(shop, kafka_server):
 
 
 def test_a_stream_runs_until_sigterm(shop, kafka_server, tmp_path):
-    """The stream handles records until SIGTERM, and prints their number."""
+    """`stream` handles records until SIGTERM, and prints their number."""
     folder, topic = shop
     command = [*COMMAND, "spark", "run", "shop:billing", "double", "--checkpoint", str(tmp_path / "checkpoint")]
     command += ["--set", f"bootstrap_servers={kafka_server.bootstrap_servers}", "--master", "local[2]"]

@@ -46,7 +46,7 @@ def tail(kafka, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-# ---- where it begins and ends --------------------------------------------------------------------------------------
+# ---- start and end -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def tail(kafka, *arguments: str) -> subprocess.Popen[str]:
     ],
 )
 def test_from_selects_the_start(kafka, topic, start, offsets):
-    """--from takes an end, an offset, a count before the end, a time or an age; a future time is the end."""
+    """--from accepts an end, an offset, a count before the end, a time or an age."""
     done = kafka.call("tail", topic, "--from", start, "--no-follow")
 
     assert done.code == 0
@@ -81,7 +81,7 @@ def test_partition_and_max_limit_the_output(kafka, topic):
 
 
 def test_json_lines_are_complete(kafka):
-    """JSON values are embedded, text is text, bytes are hex, and null is null; so are keys and headers."""
+    """--json embeds JSON values, and prints text as text, other bytes as hex, and null as null."""
     topic = kafka.topic()
     kafka.produce(topic, b'{"total": 1.10, "\xc3\xa9": [1]}', key=b"ann", headers=[("a", b"4bf9"), ("raw", b"\xff")])
     kafka.produce(topic, b"two\nlines", b"\x00\xff", None, since_ms=NOON_MS)
@@ -105,7 +105,7 @@ def test_json_lines_are_complete(kafka):
 
 
 def test_a_table_fits_80_columns_and_escapes_control_characters(kafka):
-    """A row is one line of at most 80 columns without control characters; raw values are unchanged."""
+    """A row of a table has at most 80 columns and no control characters, and raw values are unchanged."""
     topic = kafka.topic()
     kafka.produce(
         topic, b"x" * 500, b"a\x1b[31mb\nc", "日本語".encode() * 50, key="ключ".encode() * 20, since_ms=NOON_MS
@@ -121,7 +121,7 @@ def test_a_table_fits_80_columns_and_escapes_control_characters(kafka):
 
 
 def test_tail_joins_no_group(kafka, topic, monkeypatch):
-    """Group options of the environment are ignored: no group is created."""
+    """`tail` creates no group, whatever the environment says."""
     monkeypatch.setitem(__import__("os").environ, "TAILRACE_GROUP_ID", kafka.group)
     monkeypatch.setitem(__import__("os").environ, "TAILRACE_ENABLE_AUTO_COMMIT", "true")
 
@@ -131,12 +131,12 @@ def test_tail_joins_no_group(kafka, topic, monkeypatch):
     assert kafka.group not in kafka.groups()
 
 
-# ---- following -----------------------------------------------------------------------------------------------------
+# ---- new records ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_new_records_are_printed_until_a_signal(kafka, number, code):
-    """New records are printed as they arrive; SIGINT and SIGTERM end it with complete lines."""
+    """`tail` prints new records until SIGINT or SIGTERM, and ends with a complete line."""
     topic = kafka.topic()
     kafka.produce(topic, b"old")
     with tail(kafka, topic, "--from", "earliest") as process:
@@ -152,7 +152,7 @@ def test_new_records_are_printed_until_a_signal(kafka, number, code):
 
 @pytest.mark.parametrize("records", [1, 5_000], ids=["before the next write", "while it writes"])
 def test_a_closed_pipe_ends_tail_with_exit_code_0(kafka, records):
-    """When its reader closes the pipe, as `head -1` does, it exits with 0, even if no record arrives."""
+    """`tail` exits with 0 when its reader closes the pipe, even if no record arrives."""
     topic = kafka.topic()
     kafka.produce(topic, *(b"x" * 100 for _ in range(records)))
     with tail(kafka, topic, "--from", "earliest") as process:
@@ -167,7 +167,7 @@ def test_a_closed_pipe_ends_tail_with_exit_code_0(kafka, records):
 
 
 def test_all_conditions_must_match(kafka, topic):
-    """--where on key and JSON fields; all conditions must match."""
+    """--where compares the key and fields of JSON values, and all conditions must match."""
     done = kafka.call("tail", topic, "--from", "0", "--no-follow", "--where", "key=ann", "--where", "of.partition=1")
     one = kafka.call("tail", topic, "--from", "0", "--where", "n=3", "--where", "key!=ann", "--max", "1")
 
@@ -209,21 +209,21 @@ VALUE = b'{"status": "paid", "n": 3, "ok": true, "none": null, "lines": [{"sku":
     ],
 )
 def test_conditions_compare_by_type(condition, holds):
-    """Strings are compared as text, other values as JSON; a missing field equals nothing."""
+    """A condition compares strings as text and other values as JSON, and a missing field equals nothing."""
     one = record(VALUE, b"ann", headers=[("trace", b"4bf9"), ("none", None)])
 
     assert matcher([parse_condition(condition)])(one) is holds
 
 
 def test_values_that_are_not_json_have_no_fields():
-    """Only != matches a field of a value that is not JSON."""
+    """For a value that is not JSON, only a condition with != matches."""
     for value in (None, b"", b"plain", b"\xff", b"[" * 10_000, b"17"):
         assert not matcher([parse_condition("a=1")])(record(value))
         assert matcher([parse_condition("a!=1")])(record(value))
 
 
 def test_json_that_is_nested_too_deeply_is_text():
-    """Deeply nested JSON does not end the command."""
+    """JSON that is nested too deeply is treated as text."""
     line = json.loads(writer_of("json")(record(b"[" * 10_000 + b"]" * 10_000)))
 
     assert line["value_format"] == "text"
@@ -231,7 +231,7 @@ def test_json_that_is_nested_too_deeply_is_text():
 
 @pytest.mark.parametrize("text", ["", "x", "=1", "~"])
 def test_malformed_conditions_are_refused(text):
-    """The error has an example of a condition."""
+    """A malformed condition is an error with an example."""
     with pytest.raises(argparse.ArgumentTypeError, match="key=ann"):
         parse_condition(text)
 

@@ -263,7 +263,7 @@ STEPS = st.one_of(
 @example([("start",), ("handle", 9), ("handle", 9), ("handle", 9), ("start",)])
 @example([("set_to", 5), ("start",), ("handle", 9), ("set_to", 5), ("start",)])
 def test_each_start_resumes_at_the_right_offset(steps):
-    """Whatever drivers that die, live members, resets and expired offsets do, each start resumes correctly."""
+    """Each start resumes at the right offset after drivers that died, live members, resets and expired offsets."""
     life = Life()
     is_running = False
     for name, *arguments in steps:
