@@ -24,7 +24,7 @@ def kafka() -> Iterator[KafkaServer]:
 
 @pytest.fixture(scope="session")
 def secured_by() -> Iterator[Callable[[Way], KafkaServer]]:
-    """Brokers with one security setup each, started on first use."""
+    """Brokers with one security setup each, which start on first use."""
     with ExitStack() as stack:
         started: dict[Way, KafkaServer] = {}
 

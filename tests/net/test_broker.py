@@ -42,11 +42,11 @@ def commit(group, topic, offset=1):
     return OffsetCommitRequest(group, (CommitOffset(topic, 0, offset),))
 
 
-# ---- which broker --------------------------------------------------------------------------------------------------
+# ---- identity ------------------------------------------------------------------------------------------------------
 
 
 async def test_a_broker_has_id_host_port_and_rack_of_the_metadata(kafka, direct):
-    """Id, host, port and rack are those of the metadata; its repr lists the open connections."""
+    """A broker has the id, host, port and rack of the metadata, and its repr lists the open connections."""
     config = configured(direct)
     broker = Broker.from_metadata(BrokerMetadata(7, "127.0.0.1", kafka.node.ports.client, "rack-a"), config)
 
@@ -60,7 +60,7 @@ async def test_a_broker_has_id_host_port_and_rack_of_the_metadata(kafka, direct)
     assert repr(broker) == f"<Broker 7 {direct} [not connected]>"
 
 
-# ---- connections, one for each purpose -----------------------------------------------------------------------------
+# ---- channels ------------------------------------------------------------------------------------------------------
 
 
 async def test_connecting_again_replaces_the_connection(kafka, direct):
@@ -113,7 +113,7 @@ async def test_a_long_fetch_delays_no_other_consumer(kafka, direct, name, new_to
         await coordinated(broker, name)
         await broker.connection_for(ChannelKey(Channel.FETCH))
         fetching = asyncio.create_task(broker.send(long_fetch(kafka, topic)))
-        await asyncio.sleep(0)  # it is on its way
+        await asyncio.sleep(0)  # the request is in flight
         began = time.monotonic()
         for offset in range(5):
             await broker.send(commit(name, topic, offset))
@@ -166,7 +166,7 @@ async def test_every_connection_comes_from_the_local_address(kafka, direct, name
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the whole of 127.0.0.0/8")
 @pytest.mark.parametrize("own_buffer", [{}, {"receive_buffer_bytes": 65_536}], ids=["plain", "own buffer"])
 async def test_a_local_port_is_used_by_one_connection(kafka, direct, own_buffer):
-    """A fixed local port allows one connection; the error of the second one names the option."""
+    """A fixed local port allows one connection, and a second one raises an error that names local_addr."""
     from socket import create_server  # noqa: PLC0415 - to find a free port
 
     with create_server(("127.0.0.2", 0)) as probe:
@@ -181,7 +181,7 @@ async def test_a_local_port_is_used_by_one_connection(kafka, direct, own_buffer)
         assert broker.connected
 
 
-# ---- coming and going ----------------------------------------------------------------------------------------------
+# ---- lifetime ------------------------------------------------------------------------------------------------------
 
 
 async def test_requests_without_a_connection_fail_at_once(direct):
@@ -306,7 +306,7 @@ async def test_an_idle_connection_is_reopened():
         first = await broker.connection_for(MAIN)
         await broker.send(NOTHING)
         assert peer.accepted == 1
-        first._used_at -= 61  # as if this time had passed
+        first._used_at -= 61  # as if 61 s had passed
         assert first.idle_s > 60
         await broker.send(NOTHING)
 
@@ -318,7 +318,7 @@ async def test_an_idle_connection_is_reopened():
 
 
 async def test_a_request_has_its_own_timeout(kafka, address, name):
-    """A commit without response fails after its own timeout and closes only its own connection."""
+    """A commit without a response fails after its own timeout and closes only its own connection."""
     async with broker_at(address) as broker:
         await broker.connect()
         await coordinated(broker, name)
@@ -363,7 +363,7 @@ async def test_connecting_counts_towards_the_timeout_of_a_request():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a full queue of connections drops packets on Linux only")
 async def test_close_cancels_a_connection_attempt():
-    """Requests that wait for the connection fail immediately."""
+    """``close`` during a connection attempt fails the waiting requests immediately."""
     with black_hole() as address:
         async with broker_at(address, socket_connection_setup_timeout_ms=60_000) as broker:
             connecting = asyncio.create_task(broker.connect())
@@ -375,8 +375,8 @@ async def test_close_cancels_a_connection_attempt():
     assert [NodeNotConnectedError] * 2 == [type(error) for error in errors]
 
 
-async def test_connection_refused():
-    """A port without a listener fails immediately with advice; each attempt emits one event."""
+async def test_a_refused_connection_fails_with_advice():
+    """A connection to a port without a listener fails immediately with advice and emits one event."""
     events = EventRecorder()
     with closed_port() as address:
         async with broker_at(address, events=events) as broker:
@@ -391,7 +391,7 @@ async def test_connection_refused():
 
 
 async def test_a_closed_broker_is_garbage_collected(direct):
-    """A closed broker is garbage collected: neither its connections nor the loop refer to it."""
+    """A closed broker is garbage collected, since neither its connections nor the loop refer to it."""
     broker = Broker.from_metadata(BrokerMetadata(1, *_host_port(direct)), configured(direct), Observer())
     await broker.connect()
     await broker.send(NOTHING)

@@ -45,7 +45,7 @@ PATIENT = {"socket_connection_setup_timeout_ms": 60_000, "request_timeout_ms": 9
 
 
 async def found_by(cluster: Cluster) -> float:
-    """Bootstrap and return the seconds it took."""
+    """Bootstrap, and return the time that it took in seconds."""
     began = time.monotonic()
     await cluster.bootstrap()
     assert list(cluster.topology.brokers) == [1]
@@ -54,7 +54,7 @@ async def found_by(cluster: Cluster) -> float:
 
 
 async def test_one_reachable_address_of_the_list_is_enough(address):
-    """One reachable address is enough, at any place in the list."""
+    """Bootstrapping succeeds with one reachable address at any place in the list."""
     with closed_port() as dead:
         async with cluster_at(f"{dead},{address},{dead}", **PATIENT) as cluster:
             assert await found_by(cluster) < 20
@@ -70,14 +70,14 @@ async def test_an_unreachable_address_delays_the_next_by_a_quarter_of_a_second(a
 
 @pytest.mark.parametrize("behave", [opens_then(lambda *_: None), hangs_up, sends(b"HTTP/1.1 400 Bad Request\r\n")])
 async def test_an_address_that_returns_no_metadata_does_not_count(address, behave):
-    """An address that accepts connections but does not return metadata does not count."""
+    """Bootstrapping skips an address that accepts connections and does not return metadata."""
     async with Peer(behave) as peer, cluster_at(f"{peer.address},{address}", **PATIENT) as cluster:
         assert await found_by(cluster) < 20
         assert peer.accepted == 1
 
 
 async def test_the_error_lists_each_address_with_its_reason():
-    """The error lists each address with its reason."""
+    """If no address answers, the error lists each address with its reason."""
     with closed_port() as dead:
         async with (
             Peer(sends(b"HTTP/1.1 400 Bad Request\r\n")) as peer,
@@ -92,15 +92,15 @@ async def test_the_error_lists_each_address_with_its_reason():
     assert "kafka..example:1: the host name is invalid" in text
 
 
-async def test_bootstrap_servers_is_missing():
-    """The error says how to set the option."""
+async def test_missing_bootstrap_servers_raise():
+    """Without bootstrap_servers, the error says how to set the option."""
     async with cluster_at("") as cluster:
         with pytest.raises(ConfigurationError, match=r"bootstrap_servers is missing - pass it.* TAILRACE_BOOTSTRAP"):
             await cluster.bootstrap()
 
 
 async def test_bootstrapping_leaves_no_connection(kafka, direct):
-    """The bootstrap connection is closed; brokers are connected on first use."""
+    """The bootstrap connection is closed, and brokers are connected on first use."""
     async with cluster_at(direct) as cluster:
         sockets = Sockets(kafka.node.ports.client)
         await cluster.bootstrap()
@@ -138,7 +138,7 @@ async def test_refreshes_are_spaced(kafka, address, name):
 
 
 async def test_concurrent_refreshes_share_a_failure():
-    """If no broker answers, twenty concurrent refreshes try each address once, and all raise the reason."""
+    """If no broker answers, concurrent refreshes try each address once, and all raise the reason."""
     async with Peer(hangs_up) as peer, cluster_at(peer.address) as cluster:
         errors = await asyncio.gather(*(cluster.refresh() for _ in range(20)), return_exceptions=True)
 
@@ -149,7 +149,7 @@ async def test_concurrent_refreshes_share_a_failure():
 
 
 async def test_a_canceled_refresh_does_not_cancel_others(kafka, address, name):
-    """Concurrent callers get their metadata if the one that sends the request is canceled."""
+    """If the caller that sends the request is canceled, concurrent callers still get metadata."""
     async with cluster_at(address, client_id=name) as cluster:
         await cluster.bootstrap()
         with kafka.proxy.hold_answer(MetadataRequest) as held:
@@ -165,7 +165,7 @@ async def test_a_canceled_refresh_does_not_cancel_others(kafka, address, name):
 
 
 async def test_a_refresh_covers_topics_watched_meanwhile(kafka, address, name):
-    """A caller that watches another topic during a refresh gets metadata with that topic."""
+    """A caller that watches another topic during a refresh gets metadata of that topic."""
     topic = f"{name}-later"
     kafka.create_topic(topic, 3)
     async with cluster_at(address, client_id=name, retry_backoff_ms=1) as cluster:
@@ -184,7 +184,7 @@ async def test_a_refresh_covers_topics_watched_meanwhile(kafka, address, name):
 
 
 async def test_only_watched_topics_are_requested(kafka, address, name):
-    """A request contains the union of all watched topics, or all topics if one caller watches all."""
+    """A refresh requests the topics that any caller watches, or all topics if one caller watches all."""
     async with cluster_at(address, client_id=name, retry_backoff_ms=1) as cluster:
         await cluster.bootstrap()
         cluster.watch("a", ["one", "two"])
@@ -203,7 +203,7 @@ async def test_only_watched_topics_are_requested(kafka, address, name):
 
 
 async def test_leaders_and_errors_are_known(address, new_topic):
-    """A refresh returns partitions and leaders of each watched topic, or its error."""
+    """A refresh returns the partitions and leaders of each watched topic, or its error."""
     topic = new_topic(2)
     missing = f"{topic}-missing"
     async with cluster_at(address) as cluster:
@@ -218,7 +218,7 @@ async def test_leaders_and_errors_are_known(address, new_topic):
 
 
 async def test_a_newer_leader_in_a_response_is_applied(address, new_topic):
-    """A response may contain the current leader (KIP-951); one with an older epoch is ignored."""
+    """A newer leader in a response (KIP-951) is applied, and one with an older epoch is ignored."""
     partition = TopicPartition(new_topic(), 0)
     async with cluster_at(address) as cluster:
         cluster.watch("me", [partition.topic])
@@ -238,17 +238,18 @@ async def test_the_error_for_an_unknown_node_id_lists_the_known_ones(address):
             cluster.broker(9)
 
 
-# ---- when brokers go -----------------------------------------------------------------------------------------------
+# ---- lost brokers --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "change",
     [lambda answer: replace(answer, brokers=()), lambda answer: replace(answer, error_code=129)],
-    ids=["knows of nobody", "sends us away"],
+    ids=["no brokers", "rebootstrap required"],
 )
 async def test_metadata_without_brokers_is_ignored(kafka, address, new_topic, change):
-    """A starting broker lists no brokers, and one may require a bootstrap (KIP-1102): known metadata is kept, and
-    the cluster is bootstrapped again.
+    """Metadata without brokers, or with the error REBOOTSTRAP_REQUIRED (KIP-1102), do not replace the known ones.
+
+    The cluster is bootstrapped again.
     """
     topic, events = new_topic(), EventRecorder()
     async with cluster_at(address, events=events) as cluster:
@@ -263,7 +264,7 @@ async def test_metadata_without_brokers_is_ignored(kafka, address, new_topic, ch
 
 
 async def test_a_broker_with_a_new_address_is_replaced(kafka, address, direct):
-    """Its connections to the old address are closed."""
+    """A broker with a new address is replaced, and its connections to the old one are closed."""
     moved = BrokerMetadata(1, "127.0.0.1", kafka.node.ports.client)
     async with cluster_at(address) as cluster:
         await cluster.bootstrap()
@@ -279,8 +280,9 @@ async def test_a_broker_with_a_new_address_is_replaced(kafka, address, direct):
 
 
 async def test_the_cluster_is_bootstrapped_again_when_all_brokers_are_gone(own_kafka, direct, name):
-    """After all brokers have moved, the next refresh bootstraps again (KIP-899) and forgets the old brokers and
-    coordinators.
+    """If no known broker answers, the next refresh bootstraps again (KIP-899).
+
+    The former brokers and coordinators are removed.
     """
     events = EventRecorder()
     async with cluster_at(f"{own_kafka.bootstrap_servers},{direct}", events=events) as cluster:
@@ -302,8 +304,8 @@ async def test_the_cluster_is_bootstrapped_again_when_all_brokers_are_gone(own_k
 # ---- coordinators --------------------------------------------------------------------------------------------------
 
 
-async def test_callers_together_look_a_coordinator_up_once(kafka, address, name):
-    """Ten concurrent lookups send one request; after the coordinator was forgotten, one more."""
+async def test_concurrent_coordinator_lookups_share_one_request(kafka, address, name):
+    """Concurrent lookups of a coordinator send one request, and one more after it was removed."""
     events = EventRecorder()
     async with cluster_at(address, client_id=name, events=events) as cluster:
         await cluster.bootstrap()
@@ -323,7 +325,7 @@ async def test_callers_together_look_a_coordinator_up_once(kafka, address, name)
 
 
 async def test_a_coordinator_lookup_bootstraps_again(kafka, address, name):
-    """If no known broker answers, the lookup bootstraps again (KIP-899)."""
+    """If no known broker answers, a coordinator lookup bootstraps again (KIP-899)."""
     with closed_port() as dead:
         gone = BrokerMetadata(1, *split_address(dead))
         async with cluster_at(address) as cluster:
@@ -335,7 +337,7 @@ async def test_a_coordinator_lookup_bootstraps_again(kafka, address, name):
 
 
 async def test_a_failed_coordinator_lookup_stores_no_coordinator(kafka, address, name):
-    """The broker's error is raised, and no coordinator is stored."""
+    """A failed coordinator lookup raises the broker's error and stores no coordinator."""
 
     def refused(answer):
         return replace(answer, node_id=-1, host="", port=-1, error_code=30)
@@ -366,11 +368,11 @@ async def test_a_coordinator_that_left_the_cluster_is_looked_up_again(kafka, add
         assert (await cluster.coordinator(name)).id == 1
 
 
-# ---- trying again --------------------------------------------------------------------------------------------------
+# ---- retries -------------------------------------------------------------------------------------------------------
 
 
 class Attempts:
-    """Function that raises the given errors one after another and then succeeds."""
+    """Function that raises the given errors one after another, and then succeeds."""
 
     def __init__(self, *failures: Exception | None) -> None:
         self._failures = list(failures)
@@ -387,7 +389,7 @@ class Attempts:
 
 
 async def test_transient_errors_are_retried():
-    """Lost connections, malformed responses and retriable codes are retried with growing backoff."""
+    """Lost connections, malformed responses and retriable codes are retried with increasing pauses."""
     attempt = Attempts(BrokerConnectionError("x"), broker_error(ErrorCode.NOT_COORDINATOR), MalformedMessageError("y"))
     async with cluster_at("localhost", retry_backoff_ms=20) as cluster:
         began = time.monotonic()
@@ -432,7 +434,7 @@ async def test_permanent_errors_are_not_retried(failure):
     ids=["connection", "code", "hangs", "code-then-hangs", "connection-then-hangs", "torn"],
 )
 async def test_retries_end_at_the_deadline(failures, kind, message):
-    """The last error is raised in a fitting class, with the operation and the duration."""
+    """At the deadline the last error is raised in its class, with the operation and the duration."""
     async with cluster_at("localhost") as cluster:
         began = time.monotonic()
         with pytest.raises(TailraceError) as caught:
@@ -444,11 +446,11 @@ async def test_retries_end_at_the_deadline(failures, kind, message):
     assert caught.value.__cause__ is not None
 
 
-# ---- the end -------------------------------------------------------------------------------------------------------
+# ---- close ---------------------------------------------------------------------------------------------------------
 
 
 async def test_close_closes_every_connection(kafka, address, name):
-    """After ``close`` no socket is open, and every call fails immediately."""
+    """After ``close`` no socket is open, and each call fails immediately."""
     events = EventRecorder()
     async with cluster_at(address, events=events, client_id=name) as cluster:
         sockets = Sockets(kafka.proxy.port)

@@ -1,4 +1,4 @@
-"""Requests on an open connection: each gets its own response or an error, in time."""
+"""Requests on an open connection: each gets its own response or an error in time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def ended(*tasks: asyncio.Task) -> list[BaseException]:
 
 @pytest.mark.parametrize("options", [{}, {"receive_buffer_bytes": 65_536}], ids=["plain", "own buffer"])
 async def test_tcp_keepalive_is_enabled(direct, options):
-    """A dead peer is detected within a minute instead of two hours."""
+    """TCP keepalive detects a dead peer within a minute instead of two hours."""
     async with dialled(direct, **options) as connection:
         made = connection.frames.transport.get_extra_info("socket")
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
@@ -83,7 +83,7 @@ async def test_a_thousand_pipelined_requests_get_their_own_responses(direct, nam
 
 
 async def test_responses_of_different_types_match_their_requests(direct, new_topic):
-    """Responses of different types and versions match their requests."""
+    """Pipelined requests of different types and versions get their own responses."""
     topic = new_topic(3)
     async with dialled(direct) as connection:
         asked = ListOffsetsRequest(tuple(ListOffsetsPartition(topic, p, -1) for p in range(3)))
@@ -100,11 +100,11 @@ async def test_responses_of_different_types_match_their_requests(direct, new_top
     assert [answer.topics for answer in found[2::3]] == [()] * 50
 
 
-# ---- large answers, in place ---------------------------------------------------------------------------------------
+# ---- large responses -----------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_larger_than_the_receive_buffer(direct, new_topic, witness):
-    """Five megabytes arrive whole through a socket buffer of 32 kilobytes, and so do later responses."""
+async def test_a_response_larger_than_the_receive_buffer_arrives(direct, new_topic, witness):
+    """A response of five megabytes arrives through a receive buffer of 32 kilobytes, and so do later ones."""
     topic = new_topic()
     witness.produce(topic, [bytes([n]) * 900_000 for n in range(6)])
 
@@ -120,7 +120,7 @@ async def test_an_answer_larger_than_the_receive_buffer(direct, new_topic, witne
 
 
 async def test_records_are_not_copied(direct, new_topic, witness):
-    """The records of a fetch are a view of the memory into which the frame was received."""
+    """The records of a fetch response are a view of the received frame."""
     topic = new_topic()
     witness.produce(topic, [b"x" * 500_000])
 
@@ -132,11 +132,11 @@ async def test_records_are_not_copied(direct, new_topic, witness):
     assert len(records) < len(records.obj) < len(records) + 200
 
 
-# ---- callers that go, answers that are late ------------------------------------------------------------------------
+# ---- canceled callers and late responses ---------------------------------------------------------------------------
 
 
 async def test_a_canceled_request_does_not_affect_others(kafka, address, name):
-    """Its response is dropped; earlier and later requests get theirs."""
+    """The response to a canceled request is ignored, and earlier and later requests get theirs."""
     async with dialled(address) as connection:
         with kafka.proxy.hold_answer(FindCoordinatorRequest) as held:
             first = asyncio.create_task(connection.send(FindCoordinatorRequest(f"{name}-a"), 30))
@@ -153,7 +153,7 @@ async def test_a_canceled_request_does_not_affect_others(kafka, address, name):
 
 
 async def test_a_timed_out_request_closes_the_connection(kafka, address):
-    """All pending requests fail with the timeout."""
+    """A request that times out closes the connection, and all pending requests fail with the timeout."""
     async with dialled(address) as connection:
         reasons = lost_reasons(connection)
         with kafka.proxy.hold_answer(FindCoordinatorRequest):
@@ -170,11 +170,11 @@ async def test_a_timed_out_request_closes_the_connection(kafka, address):
 
 
 async def test_the_deadline_of_a_canceled_request_stays_in_force(kafka, address):
-    """A missing response closes the connection in time, even if its caller was canceled."""
+    """A missing response closes the connection at its deadline, even if its caller was canceled."""
     async with dialled(address) as connection:
         with kafka.proxy.hold_answer(FindCoordinatorRequest):
             gone = asyncio.create_task(connection.send(FindCoordinatorRequest("gone"), 0.5))
-            await asyncio.sleep(0)  # it is on its way
+            await asyncio.sleep(0)  # the request is in flight
             gone.cancel()
             with pytest.raises(RequestTimedOutError, match="no answer to FindCoordinator"):
                 await connection.send(NOTHING, 60)
@@ -183,7 +183,7 @@ async def test_the_deadline_of_a_canceled_request_stays_in_force(kafka, address)
 
 
 async def test_close_fails_pending_requests(address, kafka):
-    """``on_lost`` is not called."""
+    """``close`` fails pending requests and does not call ``on_lost``."""
     async with dialled(address) as connection:
         reasons = lost_reasons(connection)
         with kafka.proxy.hold_answer(FindCoordinatorRequest) as held:
@@ -197,7 +197,7 @@ async def test_close_fails_pending_requests(address, kafka):
 
 
 async def test_a_reset_fails_pending_requests(kafka, address):
-    """Pending requests fail with the reason, ``on_lost`` is called once, and later requests fail immediately."""
+    """After a reset, pending requests fail with the reason, and ``on_lost`` is called once."""
     async with dialled(address) as connection:
         reasons = lost_reasons(connection)
         with kafka.proxy.hold_answer(FindCoordinatorRequest) as held:
@@ -223,7 +223,7 @@ async def test_a_reset_fails_pending_requests(kafka, address):
     ids=["answer to nothing", "short answer", "negative length"],
 )
 async def test_malformed_bytes_close_the_connection(garbled, message):
-    """All pending requests fail, and none gets the response of another."""
+    """Malformed bytes close the connection, and all pending requests fail."""
     async with Peer(opens_then(lambda *_: garbled)) as peer, dialled(peer.address) as connection:
         reasons = lost_reasons(connection)
         first, behind = (asyncio.create_task(connection.send(NOTHING, 30)) for _ in range(2))
@@ -240,7 +240,7 @@ async def test_malformed_bytes_close_the_connection(garbled, message):
 
 
 async def test_throttling_is_obeyed(kafka, address, name):
-    """Nothing is sent for the throttle time of a response (KIP-219)."""
+    """After a response with a throttle time, nothing is sent until it is over (KIP-219)."""
     throttled = kafka.proxy.edit_answer(MetadataRequest, lambda answer: replace(answer, throttle_time_ms=400))
     async with dialled(address, client_id=name) as connection:
         with throttled:
@@ -253,7 +253,7 @@ async def test_throttling_is_obeyed(kafka, address, name):
 
 
 async def test_a_timeout_while_throttled_keeps_the_connection(kafka, address):
-    """A request that times out before it is sent fails alone."""
+    """A request that times out before it is sent fails alone, and the connection remains open."""
     throttled = kafka.proxy.edit_answer(MetadataRequest, lambda answer: replace(answer, throttle_time_ms=60_000))
     async with dialled(address) as connection:
         with throttled:
@@ -271,8 +271,8 @@ async def test_a_timeout_while_throttled_keeps_the_connection(kafka, address):
 # ---- state and events ----------------------------------------------------------------------------------------------
 
 
-async def test_idle_time_counts_from_the_last_response(direct):
-    """A connection with pending requests is not idle."""
+async def test_a_connection_with_a_pending_request_is_not_idle(direct):
+    """A connection with a pending request has an idle time of 0."""
     async with Peer(opens_then(lambda *_: None)) as peer, dialled(peer.address) as connection:
         assert connection.idle_s >= 0
         waiting = asyncio.create_task(connection.send(NOTHING, 30))
@@ -284,7 +284,7 @@ async def test_idle_time_counts_from_the_last_response(direct):
 
 
 async def test_a_canceled_opening_closes_the_connection():
-    """The peer sees the close as well."""
+    """A connection whose opening is canceled is closed, as its peer sees."""
     taken, gone = asyncio.Event(), asyncio.Event()
 
     async def listens(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""FrameProtocol: frames arrive whole and in order, large ones almost without copies, and lengths are not trusted."""
+"""FrameProtocol: frames arrive whole and in order, large ones are not copied, and lengths are not trusted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tailrace.net.frames import LIMIT, OPENING_LIMIT, FrameProtocol, guess_peer
 
 
 class Reading:
-    """FrameProtocol fed by hand, as by the event loop."""
+    """FrameProtocol fed by the test, in place of the event loop."""
 
     def __init__(self) -> None:
         self.frames: list[memoryview] = []
@@ -36,7 +36,7 @@ def framed(body: bytes) -> bytes:
 
 @given(st.lists(st.binary(min_size=4, max_size=300), max_size=8), st.integers(1, 2_500))
 def test_frames_do_not_depend_on_segmentation(bodies, chunk):
-    """Each frame arrives whole, once and in order, however the stream is split."""
+    """Each frame arrives whole, once and in order, however the bytes are split."""
     reading = Reading()
 
     reading.feed(b"".join(framed(body) for body in bodies), chunk)
@@ -46,7 +46,7 @@ def test_frames_do_not_depend_on_segmentation(bodies, chunk):
 
 
 def test_a_large_frame_is_received_in_place():
-    """Apart from its first bytes, the kernel fills a buffer of the frame's exact size, which is never copied."""
+    """A large frame is received into a buffer of its exact size and not copied."""
     reading = Reading()
     reading.feed(struct.pack(">i", 100_000))
 
@@ -61,7 +61,7 @@ def test_a_large_frame_is_received_in_place():
 
 
 def test_small_frames_need_a_single_read():
-    """Frames that have arrived together are passed on after one read, without a read for each length and each body."""
+    """Frames that arrive together are returned after a single read."""
     reading = Reading()
     frames = framed(b"first") + framed(b"second") + framed(b"third")[:3]
 
@@ -74,8 +74,8 @@ def test_small_frames_need_a_single_read():
     assert bytes(reading.frames[-1]) == b"third"
 
 
-def test_frames_before_an_impossible_length_are_passed_on():
-    """A frame that arrived whole counts, even if bytes after it make no sense."""
+def test_frames_before_an_impossible_length_are_returned():
+    """A frame that arrived whole is returned, even if the bytes after it are malformed."""
     reading = Reading()
 
     reading.feed(framed(b"whole") + struct.pack(">i", -1))
@@ -86,7 +86,7 @@ def test_frames_before_an_impossible_length_are_passed_on():
 
 
 def test_a_claimed_length_allocates_little_memory():
-    """A claim of a gigabyte allocates a few megabytes, and later four times the received bytes."""
+    """A frame with a length of a gigabyte allocates memory only as its bytes arrive."""
     reading = Reading()
     reading.protocol.limit = LIMIT
     tracemalloc.start()
@@ -104,7 +104,7 @@ def test_a_claimed_length_allocates_little_memory():
 
 
 def test_a_frame_larger_than_its_first_buffer_arrives_whole():
-    """Growing the buffer keeps its bytes, and the next frame is read correctly."""
+    """A buffer that grows keeps its bytes, and the next frame is read correctly."""
     reading = Reading()
     reading.protocol.limit = LIMIT
     body = b"0123456789abcdef" * (40 << 16) + b"end"
@@ -117,7 +117,7 @@ def test_a_frame_larger_than_its_first_buffer_arrives_whole():
 
 @pytest.mark.parametrize("size", [-1, -(1 << 31), 0, 3, OPENING_LIMIT + 1, (1 << 31) - 1])
 def test_an_impossible_length_is_refused(size):
-    """A length that is negative, too short or too large is malformed, and nothing is allocated."""
+    """A length that is negative, too short or too large is malformed, and no memory is allocated."""
     reading = Reading()
 
     reading.feed(struct.pack(">i", size))
@@ -131,7 +131,7 @@ def test_an_impossible_length_is_refused(size):
 
 
 def test_large_responses_are_accepted_after_the_connection_is_open():
-    """After the opening, responses of up to a gigabyte are accepted."""
+    """After the connection is open, responses of up to a gigabyte are accepted."""
     reading = Reading()
     reading.protocol.limit = LIMIT
 
@@ -150,7 +150,7 @@ def test_large_responses_are_accepted_after_the_connection_is_open():
     ],
 )
 def test_another_protocol_is_recognized(head, message):
-    """The error names the server that answered, with advice."""
+    """If the peer speaks another protocol, the error names it and gives advice."""
     reading = Reading()
 
     reading.feed(head)
@@ -162,5 +162,5 @@ def test_another_protocol_is_recognized(head, message):
 
 
 def test_kafka_frames_are_not_mistaken_for_another_protocol():
-    """The first bytes of real responses match no other protocol."""
+    """No response of a broker is recognized as another protocol."""
     assert guess_peer(struct.pack(">i", 345)) is None

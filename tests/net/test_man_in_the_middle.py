@@ -1,4 +1,4 @@
-"""Malicious servers: they do not learn the password, and connecting ends in time."""
+"""Malicious servers do not learn the password, and connecting to them ends in time."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def first(iterations: object = 4096, nonce: str = "more"):
     ],
 )
 async def test_a_scram_server_without_the_password_is_refused(answers):
-    """SCRAM authenticates both sides."""
+    """A SCRAM server that does not know the password is refused."""
     error = await refusal(answers)
 
     assert type(error) is AuthenticationError
@@ -92,7 +92,7 @@ async def test_a_scram_server_without_the_password_is_refused(answers):
 
 @pytest.mark.parametrize("iterations", [1, 4_095, 1_000_001, "+2147483647", "4096,i=1", "many", ""])
 async def test_extreme_iteration_counts_are_refused(iterations):
-    """Too few iterations would expose the password, too many would block a thread for hours."""
+    """Too few SCRAM iterations, which would expose the password, are refused, and so are too many."""
     error = await refusal([first(iterations)])
 
     assert type(error) is AuthenticationError
@@ -101,14 +101,14 @@ async def test_extreme_iteration_counts_are_refused(iterations):
 
 
 async def test_data_after_plain_is_refused():
-    """PLAIN has only success and failure as responses."""
+    """A PLAIN server that sends data after the login is refused."""
     error = await refusal([b"and now your credit card"], mechanism="PLAIN")
 
     assert type(error) is AuthenticationError
 
 
 async def test_the_servers_message_is_part_of_the_error():
-    """The error contains the message and advice, or the name of another error code."""
+    """The error of a login contains the server's message and advice, or the name of another error code."""
     refused = SaslAuthenticateResponse(ErrorCode.SASL_AUTHENTICATION_FAILED, "alice is locked", b"")
     moved = SaslAuthenticateResponse(ErrorCode.ILLEGAL_SASL_STATE, None, b"")
 
@@ -122,7 +122,7 @@ async def token() -> str:
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER"])
 async def test_a_connection_closed_during_login_is_not_a_refusal(mechanism):
-    """A closed connection raises no AuthenticationError, and the error shows no secret."""
+    """A connection closed during the login raises no AuthenticationError, and the error shows no secret."""
     error = await refusal([hang_up], mechanism, sasl_oauth_token_provider=token)
 
     assert type(error) is BrokerConnectionError

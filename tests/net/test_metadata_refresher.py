@@ -16,7 +16,7 @@ from tests.support.net.open_connections import cluster_at
 
 @pytest.mark.parametrize("is_wanted", [False, True], ids=["by age alone", "wanted all the time"])
 async def test_metadata_is_refreshed_at_its_age(kafka, group, is_wanted):
-    """The backoff between requested refreshes does not delay those of metadata_max_age_ms."""
+    """Metadata are refreshed at metadata_max_age_ms, without the pause between requested refreshes."""
     options = {"client_id": group, "metadata_max_age_ms": 200}
     async with cluster_at(kafka.bootstrap_servers, **options) as cluster:
         await cluster.bootstrap()

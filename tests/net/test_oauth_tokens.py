@@ -1,4 +1,4 @@
-"""OAuth token providers: failures are typed errors, in time, and show no token."""
+"""OAuth token providers: failures are typed errors in time and show no token."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def no_text() -> bytes:
 )
 @by(OAUTH)
 async def test_a_failing_token_provider_is_no_authentication_error(secured, provider, in_ms, kind, message):
-    """A failure that may be transient is not an AuthenticationError."""
+    """A token provider that fails, perhaps temporarily, raises no AuthenticationError."""
     error = await refusal(secured, sasl_oauth_token_provider=provider, socket_connection_setup_timeout_ms=in_ms)
 
     assert type(error) is kind
@@ -74,7 +74,7 @@ class WithExtensions:
 
 @by(OAUTH)
 async def test_a_token_provider_may_be_an_object(secured):
-    """A callable object is accepted, and its SASL extensions are sent."""
+    """A token provider may be a callable object, whose SASL extensions are sent."""
     provider = WithExtensions(secured.client_options["sasl_oauth_token_provider"])
 
     async with reached(secured, sasl_oauth_token_provider=provider) as cluster:

@@ -42,8 +42,8 @@ SESSION_MS = 60_000
 # ---- metadata ------------------------------------------------------------------------------------------------------
 
 
-async def test_metadata_of_all_some_and_none(direct, new_topic, witness):
-    """None requests all topics, a tuple the named ones, an empty tuple none; partitions match another client's view."""
+async def test_metadata_is_requested_of_all_some_or_no_topics(direct, new_topic, witness):
+    """A metadata request with None is for all topics, with a tuple for these, and with () for none."""
     topic = new_topic(3)
     async with broker_at(direct) as broker:
         await broker.connect()
@@ -67,7 +67,7 @@ async def test_a_metadata_request_creates_no_topic(direct, name):
         for _ in range(3):
             (missing,) = (await broker.send(MetadataRequest((MetadataTopic(name),)))).topics
             assert missing.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        # Counterproof: with automatic creation, the topic is created.
+        # Control: with automatic creation, the topic is created.
         wanted = MetadataRequest((MetadataTopic(name),), allow_auto_topic_creation=True)
         async with asyncio.timeout(30):
             while (await broker.send(wanted)).topics[0].error_code:  # noqa: ASYNC110 - a request each time
@@ -112,8 +112,8 @@ async def test_a_fetch_waits_for_data_and_no_longer(direct, new_topic, witness):
     assert b"at last" in bytes(full.records)
 
 
-async def test_offsets_of_many_partitions(direct, new_topic, witness, kafka):
-    """First offset, end offset and timestamps are answered per partition; so is a fetch of several partitions."""
+async def test_offsets_of_many_partitions_are_returned(direct, new_topic, witness, kafka):
+    """One request returns first, end or timestamp offsets of many partitions, and so does a fetch their records."""
     name = new_topic(3)
     for partition in range(3):
         witness.produce(name, [b"x"] * (partition + 1), partition=partition)
@@ -166,15 +166,17 @@ def join(group, topic, member_id=""):
 
 
 async def joined(broker: Broker, group: str, topic: str, member: str):
-    """Join in two steps: get a member id, then join with it."""
+    """Join in two steps: request a member id, and join with it."""
     given = await broker.send(join(group, topic), member=member)
     assert given.error_code == ErrorCode.MEMBER_ID_REQUIRED
     return await broker.send(join(group, topic, given.member_id), member=member)
 
 
-async def test_two_members_of_one_group_on_one_broker(direct, new_topic, name, witness):
-    """Each member has its own connection, because joins wait for each other. Both get the leader's assignments;
-    stale generations and unknown members are refused; a member that leaves is removed.
+async def test_two_members_of_one_group_share_a_broker(direct, new_topic, name, witness):
+    """Two members of one group use their own connections, because one join waits for the other.
+
+    Both get the leader's assignments; outdated generations and unknown members are refused, and a member that leaves is
+    removed.
     """
     topic = new_topic(2)
     async with broker_at(direct) as broker:
@@ -241,8 +243,8 @@ async def test_two_members_of_one_group_on_one_broker(direct, new_topic, name, w
     assert set(remaining) == {again.member_id}
 
 
-async def test_a_group_of_any_name(direct, new_topic, name, witness):
-    """Group ids may contain any characters."""
+async def test_a_group_may_have_any_name(direct, new_topic, name, witness):
+    """A group id may contain any characters."""
     group, topic = f"{name}-Gruppe ä/ö:*", new_topic()
     async with broker_at(direct) as broker:
         await broker.connect()

@@ -28,7 +28,7 @@ def options(server, **more):
 
 
 async def session_over() -> None:
-    """Sleep until the session has expired: the passing of time is what is tested."""
+    """Sleep until the session has expired."""
     await asyncio.sleep(LIFETIME_S + 0.1)
 
 
@@ -40,7 +40,7 @@ async def ask_for_ever(connection: Connection) -> None:
 
 @by(SCRAM_256)
 async def test_a_session_is_renewed_in_time(secured, name):
-    """One connection outlives two sessions; each renewal is one handshake, and no request fails."""
+    """A connection renews its SASL session before it expires, and no request fails."""
     address, found = options(secured, client_id=name)
     async with dialled(address, **found) as connection:
         local = connection.local_address
@@ -59,7 +59,7 @@ async def test_a_session_is_renewed_in_time(secured, name):
 
 @by(SCRAM_256)
 async def test_a_session_that_is_not_renewed_ends(secured):
-    """Without renewal, the broker closes the connection when the session expires."""
+    """The broker closes a connection whose session is not renewed."""
     _, found = options(secured)
     address = f"127.0.0.1:{secured.node.ports.client}"
     began = time.monotonic()
@@ -72,8 +72,8 @@ async def test_a_session_that_is_not_renewed_ends(secured):
 
 
 @by(SCRAM_256)
-async def test_a_session_that_ran_out_unused_is_renewed_first(secured):
-    """The first request after an idle time longer than the session succeeds."""
+async def test_an_expired_session_is_renewed_before_a_request(secured):
+    """The first request after the session has expired renews it and succeeds."""
     address, found = options(secured)
     async with dialled(address, **found) as connection:
         await session_over()
@@ -83,7 +83,7 @@ async def test_a_session_that_ran_out_unused_is_renewed_first(secured):
 
 @by(SCRAM_256)
 async def test_pending_requests_survive_a_renewal(secured):
-    """A late response still matches its request after a renewal was sent."""
+    """A response that arrives after a renewal was sent still matches its request."""
     address, found = options(secured)
     async with dialled(address, **found) as connection:
         with secured.proxy.hold_answer(FindCoordinatorRequest) as held:
@@ -99,7 +99,7 @@ async def test_pending_requests_survive_a_renewal(secured):
 
 @by(SCRAM_256)
 async def test_a_canceled_renewal_closes_the_connection(secured):
-    """The broker opens another one."""
+    """A canceled renewal closes the connection, and the broker object opens another one."""
     events = EventRecorder()
     address, found = options(secured)
     async with broker_at(address, events=events, **found) as broker:
@@ -125,7 +125,7 @@ async def test_a_canceled_renewal_closes_the_connection(secured):
 
 @by(SCRAM_256)
 async def test_a_renewal_counts_towards_the_timeout_of_its_request(secured):
-    """A renewal that hangs fails with the request that waits for it."""
+    """A renewal without a response fails at the timeout of the request that waits for it."""
     address, found = options(secured)
     async with dialled(address, **found) as connection:
         await session_over()
@@ -137,8 +137,8 @@ async def test_a_renewal_counts_towards_the_timeout_of_its_request(secured):
 
 
 @by(OAUTH)
-async def test_each_renewal_asks_for_a_new_token(secured):
-    """The provider is called for a new token before the session of the old one expires."""
+async def test_each_renewal_requests_a_new_token(secured):
+    """The token provider is called for each renewal, before the session of the former token expires."""
     given: list[str] = []
 
     async def token() -> str:
@@ -158,7 +158,7 @@ async def test_each_renewal_asks_for_a_new_token(secured):
 @pytest.mark.parametrize("then", ["refused", "no token"])
 @by(OAUTH)
 async def test_a_renewal_that_is_refused_ends_the_connection(secured, then):
-    """A refused token is an error with the broker's name, and the connection is closed."""
+    """A refused renewal raises an error that names the broker, and the connection is closed."""
     given: list[str] = []
 
     async def token() -> str:

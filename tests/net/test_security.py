@@ -1,4 +1,4 @@
-"""Security setups against real brokers: each works, each mistake has a clear error, and no secret is shown."""
+"""Security setups with real brokers: each one connects, each mistake has a clear error, and no secret is shown."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ async def no_token() -> str:
     return f"not.a.token-{WRONG}"
 
 
-# ---- in ------------------------------------------------------------------------------------------------------------
+# ---- accepted ------------------------------------------------------------------------------------------------------
 
 
 @by(SSL, MTLS, PLAIN, SCRAM_256, SCRAM_512_TLS, OAUTH)
 async def test_each_security_setup_works(secured, caplog, name):
-    """``client_options`` authenticate all connections, and nothing shows a secret."""
+    """With ``client_options``, all connections are authenticated, and no secret is shown."""
     caplog.set_level(logging.DEBUG)
     events = EventRecorder()
 
@@ -63,7 +63,7 @@ async def test_each_security_setup_works(secured, caplog, name):
     assert "eyJ" not in caplog.text  # how a token begins
 
 
-# ---- out -----------------------------------------------------------------------------------------------------------
+# ---- refused -------------------------------------------------------------------------------------------------------
 
 SASL = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "alice", "sasl_plain_password": WRONG}
 
@@ -162,7 +162,7 @@ SASL = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "alice", "sasl_plain_p
     ],
 )
 async def test_each_mistake_has_a_clear_error(secured, changed, kind, message, caplog):
-    """The error is typed, prompt, gives advice and shows no secret."""
+    """Each mistake raises a typed error with advice, in time and without a secret."""
     caplog.set_level(logging.DEBUG)
     events = EventRecorder()
 
@@ -176,7 +176,7 @@ async def test_each_mistake_has_a_clear_error(secured, changed, kind, message, c
 
 @by(PLAIN)
 async def test_a_permanent_error_takes_precedence(secured):
-    """If several addresses fail, an authentication error is raised instead of a transient one."""
+    """If several addresses fail, an authentication error is raised before a transient one."""
     with closed_port() as dead:
         addresses = f"{dead},{secured.bootstrap_servers}"
         error = await refusal(secured, bootstrap_servers=addresses, sasl_plain_password=WRONG)
@@ -187,7 +187,7 @@ async def test_a_permanent_error_takes_precedence(secured):
 
 @by(PLAIN)
 async def test_an_authentication_error_is_kept_during_the_backoff(secured):
-    """Requests during the backoff raise it as well, so that callers do not retry."""
+    """Requests during the backoff raise the authentication error, so that callers do not retry."""
     pauses = {"reconnect_backoff_ms": 60_000, "reconnect_backoff_max_ms": 60_000}
     options = {**secured.client_options, "sasl_plain_password": WRONG, **pauses}
     async with broker_at(options.pop("bootstrap_servers"), **options) as broker:
@@ -198,8 +198,8 @@ async def test_an_authentication_error_is_kept_during_the_backoff(secured):
 
 
 @pytest.mark.parametrize("security", ["SASL_PLAINTEXT", "SASL_SSL", "SSL"])
-async def test_tls_or_sasl_with_a_plain_listener(kafka, direct, security):
-    """The error says that the listener does not use TLS or SASL."""
+async def test_tls_or_sasl_with_a_plain_listener_raises(kafka, direct, security):
+    """TLS or SASL with a plain listener raises an error that names the missing TLS or SASL."""
     error = await refusal(kafka, bootstrap_servers=direct, security_protocol=security, **SASL)
 
     message = "the listener does not use SASL" if security == "SASL_PLAINTEXT" else "security_protocol='PLAINTEXT'"
@@ -221,7 +221,7 @@ async def test_an_untrusted_client_certificate_is_refused(secured, tmp_path):
     assert "the broker ended TLS" in str(error)
 
 
-async def test_a_certificate_of_another_host(tmp_path):
+async def test_a_certificate_of_another_host_is_refused(tmp_path):
     """A certificate of another host is refused unless ``ssl_check_hostname`` is False."""
     import ssl  # noqa: PLC0415 - the one use
 
@@ -249,8 +249,8 @@ async def test_a_certificate_of_another_host(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["missing", "not PEM", "encrypted key, no password", "encrypted key, wrong password"])
-def test_invalid_tls_files(tmp_path, wrong, capfd):
-    """The ConfigurationError names the file; OpenSSL does not prompt for a password."""
+def test_invalid_tls_files_raise(tmp_path, wrong, capfd):
+    """An invalid TLS file raises ConfigurationError with its name, without a prompt for a password."""
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     issued = trustme.CA().issue_cert("alice@example.org")
     issued.cert_chain_pems[0].write_to_path(certificate)

@@ -1,4 +1,4 @@
-"""Peers that are no broker, or an incompatible one: connecting fails in time with advice."""
+"""Peers that are no broker, or an incompatible one: connecting fails in time, with advice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ONE_BROKER = MetadataResponse((BrokerMetadata(1, "127.0.0.1", 9092),), ())
 
 
 async def refusal(address: str, **options: object) -> BrokerConnectionError:
-    """Return the error of connecting; it contains the address and comes long before the timeout."""
+    """Return the error of connecting, and assert that it has the address and is raised before the timeout."""
     began = time.monotonic()
     with pytest.raises(BrokerConnectionError) as caught:
         async with dialled(address, **{"socket_connection_setup_timeout_ms": 60_000, **options}):
@@ -77,14 +77,14 @@ async def refusal(address: str, **options: object) -> BrokerConnectionError:
     ],
 )
 async def test_another_server_is_recognized(behave, message):
-    """A server of another protocol is refused with a hint of what it may be."""
+    """A server of another protocol raises an error that says what it may be."""
     async with Peer(behave) as peer:
         assert message in str(await refusal(peer.address))
 
 
 @pytest.mark.parametrize("security", ["PLAINTEXT", "SSL"])
 async def test_a_silent_server_times_out(security):
-    """A server that accepts and sends nothing costs ``socket_connection_setup_timeout_ms``, also with TLS."""
+    """A server that sends nothing raises after ``socket_connection_setup_timeout_ms``, also with TLS."""
     async with Peer(silent) as peer:
         options = {"security_protocol": security, "socket_connection_setup_timeout_ms": 300}
         error = await refusal(peer.address, **options)
@@ -94,7 +94,7 @@ async def test_a_silent_server_times_out(security):
 
 
 async def test_an_unfinished_frame_times_out():
-    """A frame that never ends costs no more than one that never starts."""
+    """A server that does not complete its response raises after the same timeout."""
     async with Peer(sends(struct.pack(">ii", 400, 1))) as peer:
         error = await refusal(peer.address, socket_connection_setup_timeout_ms=300)
 
@@ -103,7 +103,7 @@ async def test_an_unfinished_frame_times_out():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a full queue of connections drops packets on Linux only")
 async def test_an_address_that_drops_packets_times_out():
-    """The attempt ends after ``socket_connection_setup_timeout_ms``."""
+    """An address that drops packets raises after ``socket_connection_setup_timeout_ms``."""
     with black_hole() as address:
         error = await refusal(address, socket_connection_setup_timeout_ms=300)
 
@@ -116,14 +116,14 @@ BOTH_WAYS = pytest.mark.parametrize("options", [{}, {"receive_buffer_bytes": 65_
 
 @BOTH_WAYS
 async def test_a_closed_port_is_refused_at_once(options):
-    """A port without a listener is refused immediately."""
+    """A port without a listener raises immediately."""
     with closed_port() as address:
         assert "connection refused - is the broker running" in str(await refusal(address, **options))
 
 
 @BOTH_WAYS
-async def test_an_unknown_host_name(monkeypatch, options):
-    """The error says that the name cannot be resolved, and mentions the advertised name."""
+async def test_an_unknown_host_name_raises(monkeypatch, options):
+    """An unknown host name raises an error that mentions the advertised name."""
     resolve_as(monkeypatch, socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
 
     error = await refusal("kafka.example:9092", **options)
@@ -132,15 +132,15 @@ async def test_an_unknown_host_name(monkeypatch, options):
 
 
 @BOTH_WAYS
-async def test_an_invalid_host_name(options):
+async def test_an_invalid_host_name_raises(options):
     """A host name with an empty part raises BrokerConnectionError."""
     error = await refusal("kafka..example:9092", **options)
 
     assert "the host name is invalid - check bootstrap_servers" in str(error)
 
 
-async def test_an_unreachable_host(monkeypatch):
-    """The system's error is not reported as a refused connection."""
+async def test_an_unreachable_host_raises(monkeypatch):
+    """An unreachable host raises the system's error, not that of a refused connection."""
 
     async def unreachable(*_: object, **__: object) -> None:
         raise OSError(113, "Connect call failed ('192.0.2.1', 9092)")
@@ -153,7 +153,7 @@ async def test_an_unreachable_host(monkeypatch):
 
 
 async def test_every_address_of_a_name_is_tried_in_turn(monkeypatch):
-    """Also with ``receive_buffer_bytes``, an address that refuses is skipped."""
+    """With ``receive_buffer_bytes``, too, an address that refuses is skipped."""
     async with Peer(opens_then(lambda *_: ONE_BROKER)) as peer:
         with closed_port() as refuses:
             resolve_as(monkeypatch, int(refuses.split(":")[1]), peer.port)
@@ -162,7 +162,7 @@ async def test_every_address_of_a_name_is_tried_in_turn(monkeypatch):
 
 
 async def test_every_address_of_a_name_is_tried(monkeypatch):
-    """An address that refuses is skipped at once, one that drops packets after a quarter of a second (RFC 8305)."""
+    """An address that refuses is skipped at once, one that drops packets after 250 ms (RFC 8305)."""
     async with Peer(opens_then(lambda *_: ONE_BROKER)) as peer:
         with closed_port() as refuses, black_hole() as swallows:
             dead, silent_one = (int(one.split(":")[1]) for one in (refuses, swallows))
@@ -190,16 +190,16 @@ def resolve_as(monkeypatch: pytest.MonkeyPatch, *found: int | OSError) -> None:
 @pytest.mark.parametrize(
     "behave", [sends(b"HTTP/1.1 400 Bad Request\r\n\r\n"), hangs_up, resets], ids=["web server", "hangs up", "resets"]
 )
-async def test_tls_to_a_plain_server(behave):
-    """The error says that the listener does not use TLS, and names the options."""
+async def test_tls_to_a_plain_server_raises(behave):
+    """TLS to a plain listener raises an error that names the options."""
     async with Peer(behave) as peer:
         error = await refusal(peer.address, security_protocol="SSL")
 
     assert "use security_protocol='PLAINTEXT' (or 'SASL_PLAINTEXT'), or the port of the TLS listener" in str(error)
 
 
-async def test_a_web_server_behind_tls(tmp_path):
-    """Other protocols are recognized over TLS as well."""
+async def test_a_web_server_behind_tls_is_recognized(tmp_path):
+    """A server of another protocol is recognized over TLS, too."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "authority.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -209,11 +209,11 @@ async def test_a_web_server_behind_tls(tmp_path):
         assert "a web server answered" in str(await refusal(peer.address, **options))
 
 
-# ---- brokers of another age ----------------------------------------------------------------------------------------
+# ---- incompatible brokers ------------------------------------------------------------------------------------------
 
 
 async def test_a_broker_that_is_too_old_is_refused():
-    """The error lists each missing API with the versions of both sides, and advice."""
+    """A broker that is too old raises an error with each missing API, the versions of both sides, and advice."""
     ranges = offer(Metadata=(0, 1), Fetch=(0, 2))
     async with Peer(scripted(lambda *_: ranges)) as peer:
         with pytest.raises(UnsupportedVersionError) as caught:
@@ -229,7 +229,7 @@ async def test_a_broker_that_is_too_old_is_refused():
 
 
 async def test_a_broker_that_is_too_new_is_refused():
-    """Versions above the supported ones fail like those below."""
+    """A broker that supports only newer versions raises the same kind of error."""
     async with Peer(scripted(lambda *_: offer(Fetch=(90, 99)))) as peer:
         with pytest.raises(UnsupportedVersionError, match="the broker supports 90 to 99"):
             async with dialled(peer.address):
@@ -237,7 +237,7 @@ async def test_a_broker_that_is_too_new_is_refused():
 
 
 async def test_an_api_for_tools_may_be_missing():
-    """Only APIs for consuming are checked on connecting; others fail when they are used."""
+    """A broker without an API for tools is accepted, and requests of this API fail."""
     lacking = ApiVersionsResponse(
         0, tuple(one for one in offer().api_keys if one.api_key != ApiVersionsRequest.api.key)
     )
@@ -253,7 +253,7 @@ async def test_an_api_for_tools_may_be_missing():
 
 @pytest.mark.parametrize("newest", [0, 3, None], ids=["up to 0", "up to 3", "says nothing of itself"])
 async def test_api_versions_is_repeated_in_a_version_that_the_broker_supports(newest):
-    """After error 35 in version 0, ApiVersions is repeated in a version that the broker supports (KIP-511)."""
+    """After error 35, ApiVersions is repeated in a version that the broker supports (KIP-511)."""
     asked = []
 
     def answer(request, header):
@@ -272,7 +272,7 @@ async def test_api_versions_is_repeated_in_a_version_that_the_broker_supports(ne
 
 
 async def test_another_error_of_api_versions_is_raised():
-    """Another error is raised with its code instead of being retried."""
+    """Any other error of ApiVersions is raised with its code."""
     async with Peer(scripted(lambda *_: ApiVersionsResponse(42))) as peer:
         with pytest.raises(UnsupportedVersionError, match="ApiVersions failed with code 42"):
             async with dialled(peer.address):
