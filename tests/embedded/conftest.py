@@ -22,7 +22,7 @@ PATIENCE_S = 60
 
 
 class Temporary:
-    """Folder for temporary files of a test, with the brokers whose files are in it."""
+    """Folder for temporary files of a test, and the brokers whose files are in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -104,7 +104,7 @@ def new_child(temporary) -> Iterator[Callable[..., Child]]:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], object], str], None]:
-    """Wait for a condition that only the operating system knows, such as the end of a process."""
+    """Wait for a condition of the operating system, such as the end of a process."""
 
     def wait(happened: Callable[[], object], what: str) -> None:
         give_up_at = time.monotonic() + PATIENCE_S
@@ -117,7 +117,7 @@ def eventually() -> Callable[[Callable[[], object], str], None]:
 
 @pytest.fixture
 def empty_cache(monkeypatch, tmp_path) -> Path:
-    """Empty cache, as on a machine that never started a broker."""
+    """Empty cache, as on a machine that has never started a broker."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if not jars.cache_folder().is_relative_to(tmp_path):
         pytest.skip("this system has no variable for its cache")

@@ -55,7 +55,7 @@ NO_BLOCK = """
     ],
 )
 def test_a_signal_ends_the_broker_with_its_program(new_child, temporary, script, number):
-    """SIGINT, SIGTERM and SIGHUP leave nothing behind, with or without a ``with`` block."""
+    """After SIGINT, SIGTERM or SIGHUP, no broker or file remains, with or without a ``with`` block."""
     child = new_child(script)
     pid = int(child.line())
     assert temporary.brokers == {pid}
@@ -68,9 +68,9 @@ def test_a_signal_ends_the_broker_with_its_program(new_child, temporary, script,
 
 
 def test_the_next_run_removes_what_a_killed_run_left(new_child, temporary):
-    """After a SIGKILL, the broker outlives its program until another run starts.
+    """The broker and files of a program that was killed are removed by the next run.
 
-    Only brokers of abandoned runs are killed, not every process with the folder on its command line.
+    A process that only has the folder on its command line is not killed.
     """
     first = new_child(WITH)
     orphan = int(first.line())
@@ -98,7 +98,7 @@ def test_the_next_run_removes_what_a_killed_run_left(new_child, temporary):
 
 
 def test_runs_of_living_programs_are_kept(new_child, temporary):
-    """Two programs do not affect each other's brokers."""
+    """Two running programs do not remove each other's brokers."""
     first = new_child(WITH)
     one = int(first.line())
     second = new_child(WITH)
@@ -117,7 +117,7 @@ def test_runs_of_living_programs_are_kept(new_child, temporary):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 @pytest.mark.parametrize("script", [WITH, ASYNC_WITH], ids=["with", "async-with"])
 def test_a_signal_during_the_start_leaves_no_broker_behind(new_child, temporary, eventually, script, number):
-    """The program is terminated before its broker answers."""
+    """A program that is terminated before its broker answers leaves no broker."""
     child = new_child(script)
     eventually(lambda: temporary.brokers, "a JVM")
 
@@ -136,7 +136,7 @@ def test_a_signal_during_the_start_leaves_no_broker_behind(new_child, temporary,
     ],
 )
 def test_a_program_that_exits_leaves_no_broker_behind(new_child, temporary, ending, code):
-    """Nothing is left after a normal end, an exit, an exception, and with a dead or paused broker."""
+    """A program that ends or exits leaves no broker, even if the broker is dead or paused."""
     child = new_child(f"from tailrace.testing import KafkaServer; server = KafkaServer(); server.start(); {ending}")
 
     assert child.wait() == code
@@ -179,7 +179,7 @@ def test_an_app_that_ends_restores_the_signal_handlers_of_servers(new_child, tem
 
 
 def test_signals_are_handled_only_while_a_server_runs(new_child, temporary):
-    """A program's own handlers are kept; otherwise the default is restored."""
+    """Signal handlers of the program are kept, and the default ones are restored after the server."""
     child = new_child(
         """
         import asyncio, signal
@@ -220,7 +220,7 @@ def test_signals_are_handled_only_while_a_server_runs(new_child, temporary):
 
 
 def test_a_forked_child_does_not_end_its_parents_broker(new_child, temporary):
-    """fork() copies the block and the exit handlers, but the broker belongs to the parent."""
+    """The exit of a forked child does not end the broker of its parent."""
     child = new_child(
         """
         import os, sys

@@ -20,7 +20,7 @@ RACKS = ["eu-1a", "eu-1b", "eu-1c"]
 
 @pytest.fixture(scope="module")
 def three():
-    """Three brokers in three racks; each test leaves all of them running."""
+    """Cluster of three brokers in three racks; each test leaves all of them running."""
     with KafkaCluster(3, racks=RACKS) as brokers:
         yield brokers
 
@@ -59,8 +59,8 @@ def test_brokers_have_addresses_and_racks(three):
     assert [node.node_id for node in three.nodes] == [1, 2, 3]
 
 
-def test_the_default_replication_factor(three, topic):
-    """Topics have three replicas unless replication_factor is given."""
+def test_the_default_replication_factor_is_three(three, topic):
+    """Topics of a cluster have three replicas unless replication_factor is given."""
     assert [(replicas, isr) for _, replicas, isr in replicas_of(three, topic)] == [({1, 2, 3}, {1, 2, 3})] * 3
 
     three.create_topic(f"{topic}-single", 3, replication_factor=1)
@@ -69,7 +69,7 @@ def test_the_default_replication_factor(three, topic):
 
 
 def test_another_broker_becomes_leader_when_the_leader_is_killed(three, topic, eventually):
-    """Records are accepted meanwhile, and the killed broker returns to its replicas."""
+    """When a leader is killed, records are accepted by another one, and the killed broker can return."""
     victim = three.leader_of(topic, 0)
 
     victim.kill()
@@ -86,7 +86,7 @@ def test_another_broker_becomes_leader_when_the_leader_is_killed(three, topic, e
 
 
 def test_topics_can_be_created_while_a_broker_is_paused(three, topic):
-    """Requests go to the brokers that respond."""
+    """While a broker is paused, topics are created through the other ones."""
     victim = next(node for node in three.nodes if node is not three.leader_of(topic, 0))
 
     victim.pause()
@@ -101,7 +101,7 @@ def test_topics_can_be_created_while_a_broker_is_paused(three, topic):
 
 
 def test_a_stopped_broker_transfers_its_leadership(three, topic, eventually):
-    """After stop(), all partitions have leaders without a timeout."""
+    """After stop() of a broker, its partitions get other leaders."""
     victim = three.leader_of(topic, 0)
 
     victim.stop()
@@ -114,7 +114,7 @@ def test_a_stopped_broker_transfers_its_leadership(three, topic, eventually):
 
 
 def test_one_address_of_an_external_cluster_is_enough(three, topic, monkeypatch):
-    """Requests for a leader reach it, although the variable names another broker."""
+    """With one address of an external cluster, requests reach the leaders on all brokers."""
     monkeypatch.setenv(EXTERNAL_BROKERS, three.bootstrap_servers.split(",")[0])
 
     with EmbeddedServer() as named:
@@ -131,7 +131,7 @@ def test_one_address_of_an_external_cluster_is_enough(three, topic, monkeypatch)
 
 @pytest.mark.slow
 def test_a_cluster_restarts_with_its_topics(three, topic):
-    """After all three brokers were killed, the quorum is restored with the topics."""
+    """After all three brokers were killed, a restart restores the quorum and the topics."""
     for node in three.nodes:
         node.kill()
     for node in three.nodes:
@@ -141,8 +141,8 @@ def test_a_cluster_restarts_with_its_topics(three, topic):
     assert produce(three, topic) == []
 
 
-def test_advertised_ports(temporary):
-    """advertise= gets the port of the broker and returns that for clients."""
+def test_advertise_changes_the_ports_for_clients(temporary):
+    """advertise= is called with the port of a broker and returns the one for clients."""
     asked: dict[int, int] = {}
 
     def advertise(node_id: int, port: int) -> int:

@@ -1,4 +1,4 @@
-"""pytest plugin: available in every project with tailrace, without cost until a test uses a broker."""
+"""pytest plugin: available in every project with tailrace, and without cost until a test uses a broker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def project(pytester, temporary, monkeypatch):
 
 
 def test_tailrace_is_not_imported_without_need(project):
-    """A run without brokers does not import tailrace."""
+    """A run that uses no broker does not import tailrace."""
     project.makepyfile(
         """
         import sys
@@ -50,7 +50,7 @@ def test_tailrace_is_not_imported_without_need(project):
 
 
 def test_the_fixtures_are_documented(project):
-    """`pytest --fixtures` describes both."""
+    """`pytest --fixtures` describes both fixtures."""
     listed = project.runpytest_subprocess("--fixtures").stdout.str()
 
     assert re.search(r"^kafka_server.*session scope.*\n +Start a real broker", listed, re.MULTILINE)
@@ -58,7 +58,7 @@ def test_the_fixtures_are_documented(project):
 
 
 def test_one_broker_serves_the_whole_session(project, temporary):
-    """Functions and coroutines of several files share the broker, which stops with the run."""
+    """All tests of a session share one broker, which stops at its end."""
     project.makeini("[pytest]\nasyncio_mode = auto")
     project.makepyfile(
         test_one="""
@@ -86,7 +86,7 @@ def test_one_broker_serves_the_whole_session(project, temporary):
 
 
 def test_clusters_stop_with_their_test(project, temporary):
-    """kafka_cluster creates any number, with the options of KafkaCluster, also for failing tests."""
+    """kafka_cluster starts any number of clusters, which stop with their test."""
     project.makepyfile(
         """
         import psutil
@@ -130,7 +130,7 @@ def project_without_kafka(project, monkeypatch):
 
 @pytest.mark.parametrize("ci", ["", "0", "false"])
 def test_tests_are_skipped_if_no_broker_can_start(project_without_kafka, monkeypatch, ci):
-    """The reason says what to install, and other tests run; CI=false does not count as CI."""
+    """If no broker can start, tests that need one are skipped with a reason that says what to install."""
     monkeypatch.setenv("CI", ci)
 
     result = project_without_kafka.runpytest_subprocess("-rs")
@@ -146,7 +146,7 @@ def test_tests_are_skipped_if_no_broker_can_start(project_without_kafka, monkeyp
 
 @pytest.mark.parametrize(("arguments", "ci"), [(["--require-kafka"], ""), ([], "true"), ([], "1")])
 def test_tests_fail_if_a_broker_is_required(project_without_kafka, monkeypatch, arguments, ci):
-    """In CI or with --require-kafka, tests fail with the same reason instead of being skipped."""
+    """In CI or with --require-kafka, tests without a broker fail instead of being skipped."""
     monkeypatch.setenv("CI", ci)
 
     result = project_without_kafka.runpytest_subprocess(*arguments)
@@ -161,7 +161,7 @@ def test_tests_fail_if_a_broker_is_required(project_without_kafka, monkeypatch, 
 
 
 def test_a_broker_that_does_not_start_is_an_error_and_no_skip(project, monkeypatch):
-    """Only a machine without means to start a broker skips tests."""
+    """A broker that does not start is an error, since only missing requirements skip a test."""
     monkeypatch.setenv("TAILRACE_TEST_BOOTSTRAP_SERVERS", "not an address")
     project.makepyfile("def test_one(kafka_server): ...")
 

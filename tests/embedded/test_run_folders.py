@@ -1,4 +1,4 @@
-"""Run folders belong to this user, and no other files are removed, whatever another user has prepared."""
+"""Run folders belong to this user, and no other files are removed, even if another user has prepared the folder."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="this system h
 LONG_AGO = time.time() - 86_400
 
 
-def a_run_of_nobody(folder):
-    """Create the folder of a killed run, which identifies a process that no longer exists."""
+def abandoned_run(folder):
+    """Create the folder of a run whose process no longer exists."""
     folder.mkdir(mode=0o700, parents=True)
     (folder / "precious").write_text("data")
     (folder / "owner.json").write_text(json.dumps({"pid": psutil.Process().pid, "created": 1.0}))
@@ -26,9 +26,9 @@ def a_run_of_nobody(folder):
 
 
 def test_a_link_to_another_folder_is_not_followed(temporary, tmp_path):
-    """Another user may link the predictable name to other folders; none is used or removed."""
+    """If the folder of runs is a link to another folder, this one is neither used nor removed."""
     victim = tmp_path / "victim"
-    kept = a_run_of_nobody(victim / "project")
+    kept = abandoned_run(victim / "project")
     (victim / "old").mkdir()
     os.utime(victim / "old", (LONG_AGO, LONG_AGO))
     victim.chmod(0o700)
@@ -43,9 +43,9 @@ def test_a_link_to_another_folder_is_not_followed(temporary, tmp_path):
 
 
 def test_a_folder_that_others_may_enter_is_not_used(temporary):
-    """An existing folder with mode 0777 would expose the keys of a run."""
+    """An existing folder with mode 0777, which would expose the keys of a run, is not used."""
     prepared = run_folders.runs_folder()
-    kept = a_run_of_nobody(prepared / "run")
+    kept = abandoned_run(prepared / "run")
     prepared.chmod(0o777)
 
     run = run_folders.new_run_folder()
@@ -58,14 +58,14 @@ def test_a_folder_that_others_may_enter_is_not_used(temporary):
 
 
 def test_only_folders_of_runs_are_removed(temporary):
-    """Folders without the identifying file, and links, are kept."""
+    """Links, and folders without the identifying file, are not removed."""
     parent = run_folders.runs_folder()
-    gone = a_run_of_nobody(parent / "gone")
+    gone = abandoned_run(parent / "gone")
     other = parent / "other"
     other.mkdir(mode=0o700)
     (other / "data").write_text("data")
     os.utime(other, (LONG_AGO, LONG_AGO))
-    linked = a_run_of_nobody(temporary.folder / "elsewhere")
+    linked = abandoned_run(temporary.folder / "elsewhere")
     (parent / "link").symlink_to(linked.parent, target_is_directory=True)
     parent.chmod(0o700)
 
@@ -77,7 +77,7 @@ def test_only_folders_of_runs_are_removed(temporary):
 
 
 def test_folders_of_killed_runs_with_another_base_are_removed(temporary):
-    """Runs next to a prepared folder leave nothing behind."""
+    """Folders of killed runs are removed, also if their base folder has another name."""
     prepared = run_folders.runs_folder()
     prepared.mkdir()
     prepared.chmod(0o777)

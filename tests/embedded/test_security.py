@@ -41,7 +41,7 @@ NAMES = {
 
 
 def as_librdkafka(options: dict[str, object]) -> dict[str, object]:
-    """Convert consumer options to librdkafka's, with a token of its own."""
+    """Convert options of a consumer to those of librdkafka."""
     config = {NAMES[name]: value for name, value in options.items() if name in NAMES}
     if options.get("sasl_mechanism") == "OAUTHBEARER":
         config |= {"enable.sasl.oauthbearer.unsecure.jwt": True, "sasl.oauthbearer.config": "principal=alice"}
@@ -49,7 +49,7 @@ def as_librdkafka(options: dict[str, object]) -> dict[str, object]:
 
 
 def first_error(config: dict[str, object]) -> KafkaError | None:
-    """Return the error that keeps the client out; None if the broker returned its topics."""
+    """Return the error with which the client is refused, or None if it got the topics."""
     errors: list[KafkaError] = []
     client = AdminClient({**config, "error_cb": errors.append, "log_level": 0})
     asked = client.describe_cluster(request_timeout=PATIENCE_S)
@@ -67,7 +67,7 @@ def server(request):
 
 
 def test_client_options_connect(server):
-    """Client options are those of a consumer, and another client connects with the same."""
+    """With client_options, another client connects."""
     config = resolve(server.client_options, {})
 
     assert config.security_protocol != "PLAINTEXT"
@@ -83,7 +83,7 @@ def test_plain_text_is_refused(server):
 
 
 def test_wrong_credentials_are_refused(server):
-    """A wrong password, a missing certificate, an untrusted authority or another mechanism."""
+    """A wrong password, certificate, authority or mechanism is refused."""
     config = as_librdkafka(server.client_options)
     match config:
         case {"sasl.password": _}:

@@ -1,4 +1,4 @@
-"""Start, stop, kill, pause and restart of a broker, as seen by other clients."""
+"""Start, stop, kill, pause and restart of a broker, as other clients see them."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def topics_of(server: KafkaServer, timeout_s: float = 20) -> set[str]:
     return set(AdminClient({"bootstrap.servers": server.bootstrap_servers}).list_topics(timeout=timeout_s).topics)
 
 
-# ---- life ------------------------------------------------------------------------------------------------------------
+# ---- stop, kill and pause --------------------------------------------------------------------------------------------
 
 
 def test_another_client_connects_to_bootstrap_servers(server):
-    """The broker is one process on the loopback address."""
+    """Another client connects to bootstrap_servers, where one broker process listens on the loopback address."""
     found = AdminClient({"bootstrap.servers": server.bootstrap_servers}).list_topics(timeout=20)
 
     assert [f"{broker.host}:{broker.port}" for broker in found.brokers.values()] == [server.bootstrap_servers]
@@ -63,7 +63,7 @@ def test_another_client_connects_to_bootstrap_servers(server):
 
 
 def test_the_broker_listens_only_on_the_loopback_address(server):
-    """No other machine can connect."""
+    """All sockets of the broker listen on the loopback address."""
     listening = {
         connection.laddr
         for connection in psutil.Process(server.node.pid).net_connections("tcp")
@@ -75,7 +75,7 @@ def test_the_broker_listens_only_on_the_loopback_address(server):
 
 
 def test_acknowledged_records_survive_a_kill(server, topic):
-    """After SIGKILL and restart, a new process has the same address and records."""
+    """After SIGKILL and a restart, the broker has the same address and records."""
     produce(server, topic, b"one", b"two")
     address, pid = server.bootstrap_servers, server.node.pid
 
@@ -92,7 +92,7 @@ def test_acknowledged_records_survive_a_kill(server, topic):
 
 
 def test_a_stopped_broker_refuses_connections_until_its_restart(server, topic):
-    """A stopped broker closes its logs, frees its port and keeps its data."""
+    """A stopped broker refuses connections, and has its records after the restart."""
     produce(server, topic, b"one")
     host, port = server.bootstrap_servers.split(":")
 
@@ -108,7 +108,7 @@ def test_a_stopped_broker_refuses_connections_until_its_restart(server, topic):
 
 
 def test_a_stopped_broker_shuts_down_cleanly(server):
-    """The log of the broker says that it shut down."""
+    """The log of a stopped broker contains its clean shutdown."""
     server.stop()
     try:
         assert "shut down completed" in server.node.log_file.read_text()
@@ -133,7 +133,7 @@ def test_operations_are_possible_in_all_states(server, topic):
 
 
 def test_a_paused_broker_keeps_its_sockets_and_answers_nothing(server, topic):
-    """After SIGSTOP a client connects and waits; after SIGCONT it gets its response."""
+    """A client of a paused broker connects and waits, and gets its response after resume()."""
     host, port = server.bootstrap_servers.split(":")
 
     server.pause()
@@ -153,7 +153,7 @@ def test_a_paused_broker_keeps_its_sockets_and_answers_nothing(server, topic):
 
 
 def test_a_paused_broker_can_be_killed_and_restarted(server, topic):
-    """The new process is not paused."""
+    """A paused broker can be killed, and runs after a restart."""
     server.pause()
     server.restart()
 
@@ -162,7 +162,7 @@ def test_a_paused_broker_can_be_killed_and_restarted(server, topic):
 
 
 def test_restart_replaces_a_running_process(server):
-    """restart() stops a running broker first."""
+    """restart() of a running broker stops it first."""
     pid = server.node.pid
 
     server.restart()
@@ -183,8 +183,8 @@ def test_requests_to_a_stopped_broker_fail_at_once(server):
         server.restart()
 
 
-def test_the_error_of_a_failed_restart(server):
-    """The error contains the log of this start, not of earlier ones."""
+def test_a_failed_restart_raises_with_its_log(server):
+    """The error of a failed restart has the log of this start, not of earlier ones."""
     server.stop()
     meta = server.node.data / "meta.properties"
     before = meta.read_text()
@@ -198,11 +198,11 @@ def test_the_error_of_a_failed_restart(server):
         server.restart()
 
 
-# ---- beginning and end -----------------------------------------------------------------------------------------------
+# ---- start and close -------------------------------------------------------------------------------------------------
 
 
 async def test_several_servers_are_independent(temporary):
-    """Each has its own ports, process, folder and topics, with `with` and `async with`."""
+    """Several servers have their own ports, processes, folders and topics."""
     with KafkaServer() as one:
         async with KafkaServer() as other:
             one.create_topic("of-one")
@@ -221,7 +221,7 @@ async def test_several_servers_are_independent(temporary):
 
 
 def test_a_server_may_be_started_again(temporary):
-    """start() after close() starts an empty broker; both may be called twice."""
+    """start() after close() starts an empty broker, and repeated calls of either do nothing."""
     server = KafkaServer()
     server.start()
     server.start()
@@ -237,8 +237,8 @@ def test_a_server_may_be_started_again(temporary):
     temporary.assert_nothing_is_left()
 
 
-def test_calls_before_the_start_and_after_close_raise():
-    """Errors before the start and after close name the remedy."""
+def test_calls_before_the_start_raise():
+    """Calls before the start raise an error that says how to start the server."""
     server = KafkaServer()
 
     for question in (
@@ -265,8 +265,8 @@ def test_calls_before_the_start_and_after_close_raise():
         ({"config": {"log.dirs": "/"}}, "config must not contain 'log.dirs'"),
     ],
 )
-def test_invalid_options_of_a_server(options, words):
-    """Invalid options raise on construction, before a JVM is started."""
+def test_invalid_options_of_a_server_raise(options, words):
+    """Invalid options of a server raise in the constructor."""
     with pytest.raises(ConfigurationError, match=words):
         KafkaServer(**options)
 
@@ -278,7 +278,7 @@ def test_invalid_options_of_a_server(options, words):
         (3, {"racks": ["a", "b"]}, "one entry for each of 3 brokers"),
     ],
 )
-def test_invalid_options_of_a_cluster(brokers, options, words):
-    """Invalid options of a cluster raise on construction."""
+def test_invalid_options_of_a_cluster_raise(brokers, options, words):
+    """Invalid options of a cluster raise in the constructor."""
     with pytest.raises(ConfigurationError, match=words):
         KafkaCluster(brokers, **options)

@@ -1,4 +1,4 @@
-"""Errors of a broker that does not start contain Kafka's reason, and only the log is kept."""
+"""Errors of a broker that does not start have Kafka's reason, and only the log remains."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def kept_logs(error: BaseException) -> list[Path]:
     return [Path(name) for name in str(error).rpartition("The whole log: ")[2].split(", ")]
 
 
-def test_the_error_of_an_invalid_configuration(temporary):
-    """The error contains Kafka's message about the setting, not a stack trace, and the log is kept."""
+def test_an_invalid_configuration_raises_with_kafkas_message(temporary):
+    """The error has Kafka's message about the setting without a stack trace, and the log is kept."""
     with pytest.raises(KafkaServerError, match=r"Invalid value soon for configuration log\.retention\.ms") as caught:
         KafkaServer(config={"log.retention.ms": "soon"}).start()
 
@@ -32,8 +32,8 @@ def test_the_error_of_an_invalid_configuration(temporary):
     temporary.assert_nothing_is_left()
 
 
-def test_the_error_of_a_broker_that_exits_while_starting(temporary):
-    """The error is raised promptly, with the relevant part of the log."""
+def test_a_broker_that_exits_while_starting_raises(temporary):
+    """The error is raised when the process ends, with the relevant part of its log."""
     with pytest.raises(KafkaServerError, match=r"(?s)broker 1 exited while starting.*no\.such\.Authorizer") as caught:
         KafkaServer(config={"authorizer.class.name": "no.such.Authorizer"}).start()
 
@@ -43,7 +43,7 @@ def test_the_error_of_a_broker_that_exits_while_starting(temporary):
 
 
 def test_a_failed_server_can_be_closed(temporary):
-    """Its state is as before the start."""
+    """A server whose start failed has the same state as before and can be closed."""
     server = KafkaServer(config={"num.io.threads": 0})
     for _ in range(2):
         with pytest.raises(KafkaServerError, match=r"num\.io\.threads"):
@@ -56,7 +56,7 @@ def test_a_failed_server_can_be_closed(temporary):
 
 
 async def test_async_with_fails_the_same_way(temporary):
-    """The error is the same as with ``with``."""
+    """``async with`` raises the same error as ``with``."""
     with pytest.raises(KafkaServerError, match=r"num\.io\.threads"):
         async with KafkaServer(config={"num.io.threads": 0}):
             pytest.fail("it started")
@@ -65,7 +65,7 @@ async def test_async_with_fails_the_same_way(temporary):
 
 
 def test_one_failing_broker_stops_the_cluster(temporary):
-    """A cluster starts completely or not at all."""
+    """If one broker of a cluster does not start, all are stopped."""
     with pytest.raises(KafkaServerError, match=r"no\.such\.Authorizer"):
         KafkaCluster(2, config={"authorizer.class.name": "no.such.Authorizer"}).start()
 
@@ -73,7 +73,7 @@ def test_one_failing_broker_stops_the_cluster(temporary):
 
 
 def test_a_port_taken_meanwhile_is_replaced(temporary, monkeypatch):
-    """If another process takes a chosen port before the broker listens, other ports are used."""
+    """If another process opens a chosen port before the broker, other ports are used."""
     # The CLIENT port, which a broker opens after the INTERNAL one.
     with socket.create_server(("127.0.0.1", 0)) as taken:
         choices = [[taken.getsockname()[1], *free_ports(2)], free_ports(3)]
@@ -88,7 +88,7 @@ def test_a_port_taken_meanwhile_is_replaced(temporary, monkeypatch):
 
 
 def test_a_given_port_is_used_or_named_in_the_error(temporary):
-    """port= is used, or the error says that it is in use."""
+    """port= is used, or an error says that it is in use."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(KafkaServerError, match=rf"^port {port} is in use.*$"):
@@ -103,7 +103,7 @@ def test_a_given_port_is_used_or_named_in_the_error(temporary):
 
 
 def test_ports_are_free_and_below_those_of_outgoing_connections():
-    """The port of a stopped broker is not used for outgoing connections, so that it stays free."""
+    """Chosen ports are free and below the range that the system uses for outgoing connections."""
     ports = free_ports(30)
 
     assert len(set(ports)) == 30
@@ -139,7 +139,7 @@ async def test_a_canceled_start_stops_the_broker(never_ready, temporary, eventua
 
 
 async def test_close_in_another_thread_ends_a_start(never_ready, temporary, eventually):
-    """The start raises an error that says why."""
+    """close() in another thread ends a start with an error that says why."""
     server = KafkaServer()
 
     started = asyncio.create_task(asyncio.to_thread(server.start))
@@ -152,7 +152,7 @@ async def test_close_in_another_thread_ends_a_start(never_ready, temporary, even
 
 
 async def test_a_canceled_exit_stops_the_broker(temporary):
-    """Canceling the task that leaves the block leaves no broker behind."""
+    """If the task that leaves the block is canceled, the broker is stopped."""
     leaving = asyncio.Event()
 
     async def use() -> None:
@@ -169,7 +169,7 @@ async def test_a_canceled_exit_stops_the_broker(temporary):
 
 
 def test_a_log_without_errors_is_shown_by_its_end(tmp_path):
-    """complaint() returns errors, else the last lines, else a note that there is no log."""
+    """complaint() returns the errors of a log, else its last lines, else a note that there is no log."""
     node = embedded.BrokerNode(1, None, tmp_path, Path("java"), [])
     assert node.complaint() == "(no log)"
 

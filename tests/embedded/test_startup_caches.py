@@ -44,7 +44,7 @@ def java(tmp_path):
 
 @pytest.mark.slow
 def test_starts_use_the_caches_of_earlier_starts(cache, temporary):
-    """The second start skips formatting, the third reads the class archive; all brokers have their own ids."""
+    """The second start skips formatting, the third reads the class archive, and all brokers have distinct ids."""
     formatted, reads, ids = [], [], []
     for _ in range(3):
         with KafkaServer() as server:
@@ -63,7 +63,7 @@ def test_starts_use_the_caches_of_earlier_starts(cache, temporary):
 
 
 def test_other_brokers_have_their_own_formatted_file(cache):
-    """The formatted file is cached per version, configuration and SCRAM mechanism."""
+    """The formatted file is cached for each version, configuration and SCRAM mechanism."""
     from tailrace.embedded.storage import checkpoint_cache_path  # noqa: PLC0415 - of this cache
 
     kinds = [("4.3.0", None, {}), ("4.2.0", None, {}), ("4.3.0", "SCRAM-SHA-256", {}), ("4.3.0", None, {"a": 1})]
@@ -83,7 +83,7 @@ def test_other_brokers_have_their_own_formatted_file(cache):
     ],
 )
 def test_the_second_start_writes_the_class_archive(empty_cache, java, tmp_path, version, options):
-    """The first start does not wait for it; one start writes it with the options of its Java; later ones read it."""
+    """The second start writes the class archive with the options of its Java, and later ones read it."""
     classes, new = ClassDataArchive(java(version), [], []), tmp_path / "new"
     writing, reading, suffix = options
     assert classes.read_options() == classes.write_options(new) == []
@@ -102,7 +102,7 @@ def test_the_second_start_writes_the_class_archive(empty_cache, java, tmp_path, 
 
 
 def test_java_that_failed_to_write_the_class_archive_is_not_used_for_it_again(empty_cache, java, tmp_path):
-    """A reduced JRE may lack the feature, and starts as usual."""
+    """A Java that failed to write the class archive starts brokers without one."""
     classes, new = ClassDataArchive(java("17.0.1"), [], []), tmp_path / "new"
     classes.write_options(new)
     assert classes.write_options(new) != []
@@ -113,7 +113,7 @@ def test_java_that_failed_to_write_the_class_archive_is_not_used_for_it_again(em
 
 
 def test_a_killed_writer_is_replaced_after_an_hour(empty_cache, java, tmp_path):
-    """After an hour, another start writes the archive."""
+    """If the writer of the class archive was killed, a start after an hour writes it."""
     classes, new = ClassDataArchive(java("17.0.1"), [], []), tmp_path / "new"
     classes.write_options(new)
     assert classes.write_options(new) != []
@@ -126,7 +126,7 @@ def test_a_killed_writer_is_replaced_after_an_hour(empty_cache, java, tmp_path):
 
 
 def test_an_archive_is_removed_when_a_jvm_crashes(empty_cache, java, tmp_path, eventually):
-    """A bad archive fails one start only."""
+    """If a JVM crashes, its class archive is removed."""
     crashing = java("17.0.1", then="kill -SEGV $$")
     node = BrokerNode(1, Ports(1, 2, 3, 1), tmp_path / "node", crashing, [])
     node.folder.mkdir()

@@ -1,4 +1,4 @@
-"""Administration of topics, as seen by another client."""
+"""Administration of topics, as another client sees it."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def bounds_of(kafka_server, topic: str, partition: int) -> tuple[int, int]:
 
 
 def test_a_created_topic_has_leaders(kafka_server, admin, name):
-    """create_topic returns when all partitions have leaders."""
+    """create_topic() returns when all partitions have leaders."""
     kafka_server.create_topic(name, 7)
 
     assert partitions_of(admin, name) == dict.fromkeys(range(7), 1)
 
 
 def test_a_created_topic_is_served(kafka_server, name):
-    """Metadata name leaders before they serve; no first fetch of many partitions fails."""
+    """create_topic() returns when the leaders of all partitions serve fetches."""
     kafka_server.create_topic(name, 300)
     asked = ListOffsetsRequest(tuple(ListOffsetsPartition(name, partition, -1) for partition in range(300)))
 
@@ -59,8 +59,8 @@ def test_a_created_topic_is_served(kafka_server, name):
     kafka_server.delete_topic(name)
 
 
-def test_the_configuration_of_a_created_topic(kafka_server, admin, name):
-    """Numbers, booleans and strings are converted to Kafka's format."""
+def test_a_created_topic_has_its_configuration(kafka_server, admin, name):
+    """Numbers, booleans and strings of a topic's configuration are converted to Kafka's format."""
     kafka_server.create_topic(
         name, config={"retention.ms": 60_000, "cleanup.policy": "compact,delete", "preallocate": True}
     )
@@ -73,7 +73,7 @@ def test_the_configuration_of_a_created_topic(kafka_server, admin, name):
 
 
 def test_automatic_topic_creation_is_disabled(kafka_server, admin, name):
-    """A misspelled topic is an error."""
+    """Producing to a missing topic raises an error instead of creating it."""
     errors: list[KafkaError | None] = []
     producer = Producer(
         {
@@ -90,7 +90,7 @@ def test_automatic_topic_creation_is_disabled(kafka_server, admin, name):
 
 
 def test_a_deleted_topic_is_gone(kafka_server, admin, name):
-    """delete_topic returns when no broker lists it; a new topic of that name is empty."""
+    """delete_topic() returns when no broker lists the topic, and a new one of this name is empty."""
     kafka_server.create_topic(name, 2)
     before = kafka_server._admin.metadata(name).topics[0].topic_id
 
@@ -103,7 +103,7 @@ def test_a_deleted_topic_is_gone(kafka_server, admin, name):
 
 
 def test_partitions_can_be_added(kafka_server, admin, name):
-    """add_partitions takes the new total and returns when the new partitions have leaders."""
+    """add_partitions() sets the number of partitions and returns when the new ones have leaders."""
     kafka_server.create_topic(name, 2)
 
     kafka_server.add_partitions(name, 5)
@@ -112,7 +112,7 @@ def test_partitions_can_be_added(kafka_server, admin, name):
 
 
 def test_records_can_be_deleted(kafka_server, name):
-    """delete_records moves the first offset of a partition to an offset, or to the end with -1."""
+    """delete_records() deletes the records before an offset, or all with -1."""
     kafka_server.create_topic(name, 3)
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
     for partition in range(3):
@@ -126,7 +126,7 @@ def test_records_can_be_deleted(kafka_server, name):
 
 
 def test_leader_of_returns_the_node(kafka_server, name):
-    """The broker can be stopped or paused."""
+    """leader_of() returns the node that leads a partition, which can be stopped or paused."""
     kafka_server.create_topic(name)
 
     assert kafka_server.leader_of(name) is kafka_server.node
@@ -135,7 +135,7 @@ def test_leader_of_returns_the_node(kafka_server, name):
 
 
 def test_errors_of_the_broker_are_raised(kafka_server, name):
-    """Existing, missing and invalid topic names, and invalid numbers, raise Kafka's error."""
+    """Wrong topic names and numbers raise Kafka's error."""
     kafka_server.create_topic(name, 2)
 
     with pytest.raises(BrokerError, match="TOPIC_ALREADY_EXISTS"):
@@ -154,8 +154,8 @@ def test_errors_of_the_broker_are_raised(kafka_server, name):
         kafka_server.delete_records(name, {0: 0, 9: 0})
 
 
-def test_exist_ok(kafka_server, name):
-    """An existing topic is unchanged; other errors are raised."""
+def test_exist_ok_accepts_an_existing_topic(kafka_server, name):
+    """With exist_ok, an existing topic remains unchanged, and other errors are raised."""
     kafka_server.create_topic(name, 2)
 
     kafka_server.create_topic(name, 5, exist_ok=True)
