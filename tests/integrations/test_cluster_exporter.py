@@ -69,7 +69,7 @@ def produce(bootstrap_servers: str, topic: str, counts: dict[int, int]) -> None:
 
 
 async def test_figures_are_those_of_kafkas_tool(kafka_server, name, group):
-    """Offsets, ends and lag by partition equal those of kafka-consumer-groups, with dots and underscores in a name."""
+    """Offsets, ends and lag of each partition equal those of kafka-consumer-groups."""
     servers, topic = kafka_server.bootstrap_servers, f"{name}.orders_eu.v1"
     kafka_server.create_topic(topic, 3)
     produce(servers, topic, {0: 12, 1: 5, 2: 3})
@@ -102,7 +102,7 @@ async def test_figures_are_those_of_kafkas_tool(kafka_server, name, group):
 
 @pytest.mark.parametrize("group_protocol", ["classic", "consumer"])
 async def test_members_and_commits_of_a_running_group_are_current(kafka_server, new_topic, group, group_protocol):
-    """Each scrape asks the brokers: lag falls with a commit, and members are counted in both protocols."""
+    """Each scrape returns the current lag and number of members, in both protocols."""
     topic = new_topic(2)
     produce(kafka_server.bootstrap_servers, topic, {0: 6, 1: 1})
 
@@ -131,7 +131,7 @@ async def test_members_and_commits_of_a_running_group_are_current(kafka_server, 
 
 
 async def test_names_are_filtered(kafka_server, name, group):
-    """Only accepted topics and groups are served: the pattern is found anywhere, and exclusion wins."""
+    """Only topics and groups that match the pattern and no exclusion are served."""
     servers = kafka_server.bootstrap_servers
     for suffix in ("a", "b"):
         kafka_server.create_topic(f"{name}-{suffix}")
@@ -149,7 +149,7 @@ async def test_names_are_filtered(kafka_server, name, group):
 
 
 async def test_scrapes_at_the_same_time_share_one_collection(kafka_server, monkeypatch):
-    """Ten scrapes at once are one collection; a later scrape is another one."""
+    """Concurrent scrapes share one collection, and a later scrape makes another one."""
     count = 0
 
     async def counted(*arguments, **keywords):
@@ -169,7 +169,7 @@ async def test_scrapes_at_the_same_time_share_one_collection(kafka_server, monke
 
 
 async def test_an_unreachable_cluster_is_503_in_words_within_the_time_limit():
-    """A refused connection and a broker that never answers are 503 with the address; the process stays healthy."""
+    """If the cluster does not answer, a scrape returns 503 with the address in time."""
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         for address in (silent.getsockname()[1], unused.getsockname()[1]):
@@ -187,7 +187,7 @@ async def test_an_unreachable_cluster_is_503_in_words_within_the_time_limit():
 
 
 async def test_a_port_in_use_is_a_clear_error(kafka_server):
-    """The message names the port and what to do."""
+    """A port in use raises an error with the port and what to do."""
     cluster = Cluster(resolve({"bootstrap_servers": kafka_server.bootstrap_servers}))
     exporter = ClusterExporter(cluster, topics=EVERYTHING, groups=EVERYTHING, timeout_s=2)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -199,7 +199,7 @@ async def test_a_port_in_use_is_a_clear_error(kafka_server):
 
 
 async def test_scrapes_answer_while_a_broker_hangs_and_is_killed(kafka_cluster, name):
-    """The other brokers' figures are served in time, the failure is counted, and after the election all are back."""
+    """While a broker does not answer, the figures of the others are served and the failure is counted."""
     brokers = kafka_cluster(3, config={"offsets.topic.num.partitions": 6})
     servers, groups = brokers.bootstrap_servers, [f"{name}-{number}" for number in range(6)]
     brokers.create_topic(name, 6, replication_factor=3)

@@ -1,6 +1,6 @@
-"""Each metric of a running worker against a witness: Kafka's tools, the broker's files, the wire, the clock, counts.
+"""Each metric of a running worker, compared with Kafka's tools, the broker's files, requests, the clock or counts.
 
-The table of metrics decides what is tested: a metric without a witness here fails.
+A metric of the table without a witness fails.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Scrape:
 
 
 class Run:
-    """Running command with its endpoints, and the calls that its handlers have written down."""
+    """Running command with its endpoints and the calls that its handlers have recorded."""
 
     def __init__(self, server: KafkaServer, folder: Path, name: str, *arguments: str) -> None:
         (port,) = free_ports(1)
@@ -143,7 +143,7 @@ class Run:
 
 
 class Facts(NamedTuple):
-    """Views of the scraped app by witnesses."""
+    """Samples of the scraped app, and what its witnesses have recorded."""
 
     name: str
     run: Run
@@ -229,7 +229,7 @@ def running(*arguments: Any) -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def facts(server, folder) -> Iterator[Facts]:
-    """Run the app through everything that its metrics tell: start, work, failures, refusals, silence and a block."""
+    """Run the app through all situations of its metrics: work, failures, refusals, silence and a blocked loop."""
     name = f"w-{uuid.uuid4().hex[:8]}"
     for topic in (*HANDLERS, "hoards", "payments", "receipts"):
         server.create_topic(f"{name}-{topic}", 1)
@@ -278,7 +278,7 @@ def facts(server, folder) -> Iterator[Facts]:
 
 
 def fill(server: KafkaServer, name: str) -> None:
-    """Produce everything that is there before the start, and commit with metadata of another client."""
+    """Produce the records that are there before the start, and commit with metadata of another client."""
     for topic, count in RECORDS.items():
         values = [b"%d" % n for n in range(count)]
         match topic:
@@ -299,7 +299,7 @@ def fill(server: KafkaServer, name: str) -> None:
 
 
 def finished(run: Run) -> bool:
-    """Return True if the handlers have done what they can do without commands."""
+    """Return True if the handlers have finished all work that needs no command."""
     done = {"charge": 205, "answer": 20, "count": 100, "pick": 10, "refuse": 1, "obey": 1}
     return all(len(run.calls(handler, "end")) >= count for handler, count in done.items()) and (
         sum(one["records"] for one in run.calls("ship", "end")) == RECORDS["parcels"]
@@ -308,7 +308,7 @@ def finished(run: Run) -> bool:
 
 
 def refuse_commits(server: KafkaServer, run: Run, name: str) -> float:
-    """Have the broker refuse commits until one has failed; return for how long."""
+    """Let the broker refuse commits until one has failed, and return the duration."""
     code = with_code(ErrorCode.REBALANCE_IN_PROGRESS)
     with server.proxy.edit_answer(OffsetCommitRequest, code, times=None) as refusal:
         produce(server, f"{name}-mail", [b"99"], key=b"ours")
@@ -319,7 +319,7 @@ def refuse_commits(server: KafkaServer, run: Run, name: str) -> float:
 
 
 def silence(server: KafkaServer, run: Run) -> tuple[Scrape, float]:
-    """Hold the answers to heartbeats, and scrape after more than a second."""
+    """Delay the responses to heartbeats, and scrape after more than a second."""
     with server.proxy.hold_answer(HeartbeatRequest, times=None) as held:
         run.until(lambda: held.count >= 1)
         since = time.time()
@@ -329,7 +329,7 @@ def silence(server: KafkaServer, run: Run) -> tuple[Scrape, float]:
 
 
 def block(server: KafkaServer, run: Run, folder: Path, name: str) -> tuple[Scrape, tuple[float, float]]:
-    """Have a handler block the event loop, and scrape meanwhile."""
+    """Let a handler block the event loop, and scrape meanwhile."""
     produce(server, f"{name}-commands", [b"block"])
     run.until(lambda: len(run.calls("obey", "begin")) == 2)
     began_at = run.calls("obey", "begin")[-1]["at"]
@@ -375,13 +375,13 @@ def commits_on_the_wire(server: KafkaServer, name: str) -> dict[str, int]:
 
 
 def small_batches_on_the_wire(server: KafkaServer, name: str) -> int:
-    """Return the size of the batches in all answers to fetches; those of the hoard are too large to be recorded."""
+    """Return the size of all batches in fetch responses, except those too large to be recorded."""
     answers = [one.message for one in server.proxy.answers(FetchRequest, client_id=name)]
     return sum(len(one.records or b"") for answer in answers if answer is not None for one in answer.partitions)
 
 
 def joins_on_the_wire(server: KafkaServer, name: str) -> dict[str, int]:
-    """Return the number of generations that the broker has named to the app, by group."""
+    """Return the number of generations of the app's joins by group."""
     frames = server.proxy.answers(JoinGroupRequest, client_id=name)
     accepted = {(one.connection, one.correlation_id) for one in frames if one.message.error_code == 0}
     sent = [
@@ -398,7 +398,7 @@ WITNESSES: dict[str, Callable[[Facts], None]] = {}
 
 
 def witness(metric: str) -> Callable[[Callable[[Facts], None]], Callable[[Facts], None]]:
-    """Declare a function as the witness of a metric."""
+    """Register a function as the witness of a metric."""
 
     def declare(function: Callable[[Facts], None]) -> Callable[[Facts], None]:
         assert metric not in WITNESSES
@@ -428,13 +428,13 @@ def records(facts: Facts) -> None:
 
 @witness("tailrace_handler_batches_total")
 def batches(facts: Facts) -> None:
-    """The calls that the batch handler has written down; only the batch handler has the metric."""
+    """Compare with the calls of the only batch handler."""
     assert facts.busy.all("tailrace_handler_batches_total") == [facts.ended("ship")]
 
 
 @witness("tailrace_handler_duration_seconds")
 def durations(facts: Facts) -> None:
-    """Calls and their durations, as the handlers have measured them."""
+    """Compare with the number and the durations of the calls that the handlers recorded."""
     for handler in ("charge", "ship", "answer", "count", "pick", "refuse", "obey"):
         calls = facts.run.calls(handler, "end")
         measured_s = sum(one["took_s"] for one in calls)
@@ -450,7 +450,7 @@ def durations(facts: Facts) -> None:
 
 @witness("tailrace_handler_in_flight")
 def in_flight(facts: Facts) -> None:
-    """Calls that have begun and not ended, as the handlers have written down."""
+    """Compare with the calls that have started and not ended."""
     for handler in ("wait", "hoard", "charge", "ship"):
         open_calls = facts.begun_records(handler) - sum(one["records"] for one in facts.run.calls(handler, "end"))
         assert facts.handler("tailrace_handler_in_flight", handler) == open_calls
@@ -458,7 +458,7 @@ def in_flight(facts: Facts) -> None:
 
 @witness("tailrace_handler_waiting")
 def waiting(facts: Facts) -> None:
-    """Records of the topic that have not begun, except for those of a batch that is not decoded yet."""
+    """Compare with the records of the topic whose calls have not started, some of which are not decoded yet."""
     left = facts.records("parts") - facts.begun_records("wait")
     assert left / 2 < facts.handler("tailrace_handler_waiting", "wait") <= left
     assert facts.handler("tailrace_handler_waiting", "charge") == facts.records("charges") - 200 == 0
@@ -466,14 +466,14 @@ def waiting(facts: Facts) -> None:
 
 @witness("tailrace_handler_concurrency")
 def concurrency(facts: Facts) -> None:
-    """Calls that never return: as many have begun as may run at once."""
+    """Compare with the number of started calls of handlers that never return."""
     assert facts.handler("tailrace_handler_concurrency", "wait") == len(facts.run.calls("wait", "begin")) == 2
     assert facts.handler("tailrace_handler_concurrency", "hoard") == len(facts.run.calls("hoard", "begin")) == 1
 
 
 @witness("tailrace_handler_paused")
 def paused(facts: Facts) -> None:
-    """The handler that was paused has written down no call, although its topic has records."""
+    """Compare with the one handler that recorded no call, although its topic has records."""
     found = {name: facts.handler("tailrace_handler_paused", name) for name in HANDLERS.values()}
     assert found == {name: float(name == "halt") for name in HANDLERS.values()}
     assert (facts.records("leftovers"), facts.run.calls("halt", "begin")) == (5, [])
@@ -481,7 +481,7 @@ def paused(facts: Facts) -> None:
 
 @witness("tailrace_handler_failures_total")
 def failures(facts: Facts) -> None:
-    """Two records fail three times and one fails once; three fail once; every tenth of a hundred fails."""
+    """Compare with the failures that the handlers raise on purpose."""
     found = {name: facts.handler("tailrace_handler_failures_total", name) for name in HANDLERS.values()}
     refused = len(facts.run.calls("refuse", "end"))
     assert {name: count for name, count in found.items() if count} == {
@@ -494,21 +494,21 @@ def failures(facts: Facts) -> None:
 
 @witness("tailrace_handler_retries_total")
 def retries(facts: Facts) -> None:
-    """Calls that the handler has written down beyond the number of its records."""
+    """Compare with the number of recorded calls minus that of the records."""
     assert facts.handler("tailrace_handler_retries_total", "charge") == facts.ended("charge") - facts.records("charges")
     assert facts.handler("tailrace_handler_retries_total", "count") == 0
 
 
 @witness("tailrace_handler_delayed_total")
 def delayed(facts: Facts) -> None:
-    """End offset of the retry topic."""
+    """Compare with the end offset of the retry topic."""
     (count,) = [int(row["LOG-END-OFFSET"]) for (topic, _), row in facts.rows.items() if topic.startswith("letters.")]
     assert facts.handler("tailrace_handler_delayed_total", "answer") == count == 3
 
 
 @witness("tailrace_handler_dead_letters_total")
 def dead_letters(facts: Facts) -> None:
-    """Records in the dead-letter topic, read by librdkafka."""
+    """Compare with the number of records in the dead-letter topic, read by librdkafka."""
     reader = Consumer({"bootstrap.servers": os.environ["WITNESS_SERVER"], "group.id": "reader"})
     _, count = reader.get_watermark_offsets(TopicPartition(f"{facts.name}-charges.dead", 0), 20)
     reader.close()
@@ -517,34 +517,34 @@ def dead_letters(facts: Facts) -> None:
 
 @witness("tailrace_handler_skipped_total")
 def skipped(facts: Facts) -> None:
-    """Every tenth of a hundred records; all are committed, by Kafka's tool."""
+    """Compare with a tenth of a hundred records, all of which are committed according to Kafka's tool."""
     assert facts.handler("tailrace_handler_skipped_total", "count") == 10
     assert facts.rows["clicks", "0"]["LAG"] == "0"
 
 
 @witness("tailrace_group_blocked_records")
 def blocked_records(facts: Facts) -> None:
-    """The first of three records, of which Kafka's tool knows no commit."""
+    """Compare with the one failed record of a topic without a commit according to Kafka's tool."""
     assert facts.busy.of("tailrace_group_blocked_records", group=facts.name) == 1
     assert facts.rows["claims", "0"]["CURRENT-OFFSET"] in {"-", "0"}
 
 
 @witness("tailrace_group_unmatched_total")
 def unmatched(facts: Facts) -> None:
-    """Records of the key that the handler does not take."""
+    """Compare with the records of the key that no handler selects."""
     assert facts.busy.of("tailrace_group_unmatched_total", group=facts.name) == RECORDS["mail"] - 10
 
 
 @witness("tailrace_group_transactions_stalled_seconds")
 def stalled(facts: Facts) -> None:
-    """The clock, since the broker has refused the first transaction; 0 before the limit and after a commit."""
+    """Compare with the time since the broker refused the first transaction."""
     value, least_s, most_s = facts.stalled
     assert max(3, least_s) <= value <= most_s
 
 
 @witness("tailrace_partition_position")
 def position(facts: Facts) -> None:
-    """End offset where all records have begun, and the number of begun records where not all have."""
+    """Compare with the end offset of topics whose records have all started."""
     for topic in ("charges", "parcels", "letters", "clicks", "mail", "commands"):
         assert facts.partition("tailrace_partition_position", topic) == facts.records(topic)
     assert facts.partition("tailrace_partition_position", "leftovers") == 0
@@ -552,7 +552,7 @@ def position(facts: Facts) -> None:
 
 @witness("tailrace_partition_committed")
 def committed(facts: Facts) -> None:
-    """CURRENT-OFFSET of Kafka's tool; absent where that is "-"."""
+    """Compare with CURRENT-OFFSET of Kafka's tool, without partitions where it is "-"."""
     found = {one.labels["topic"]: one.value for one in facts.busy.samples if one.name == "tailrace_partition_committed"}
     expected = {
         f"{facts.name}-{topic}": float(row["CURRENT-OFFSET"])
@@ -565,14 +565,14 @@ def committed(facts: Facts) -> None:
 
 @witness("tailrace_partition_end")
 def end(facts: Facts) -> None:
-    """LOG-END-OFFSET of Kafka's tool."""
+    """Compare with LOG-END-OFFSET of Kafka's tool."""
     for topic, _ in facts.rows:
         assert facts.partition("tailrace_partition_end", topic) == facts.records(topic), topic
 
 
 @witness("tailrace_partition_lag")
 def lag(facts: Facts) -> None:
-    """LAG of Kafka's tool; without a commit, all records."""
+    """Compare with LAG of Kafka's tool, and without a commit with the number of records."""
     for (topic, _), row in facts.rows.items():
         expected = facts.records(topic) if row["LAG"] == "-" else int(row["LAG"])
         assert facts.partition("tailrace_partition_lag", topic) == expected, topic
@@ -580,14 +580,14 @@ def lag(facts: Facts) -> None:
 
 @witness("tailrace_partition_work_lag")
 def work_lag(facts: Facts) -> None:
-    """Records of the topic less the calls that have ended well, as the handlers have written down."""
+    """Compare with the number of records that the handlers leave unfinished on purpose."""
     expected = {"charges": 0, "parts": 40, "claims": 3, "leftovers": 5, "hoards": 200, "commands": 0}
     assert {topic: facts.partition("tailrace_partition_work_lag", topic) for topic in expected} == expected
 
 
 @witness("tailrace_partition_lag_seconds")
 def lag_seconds(facts: Facts) -> None:
-    """Clock less the timestamp of the oldest record, an hour before the start; 0 where all is handled."""
+    """Compare with the time since the timestamp of the oldest record, which is an hour before the start."""
     age_s = facts.partition("tailrace_partition_lag_seconds", "parts")
     assert (
         HOUR_S + facts.busy.began_at - facts.run.began_at - 1
@@ -599,13 +599,13 @@ def lag_seconds(facts: Facts) -> None:
 
 @witness("tailrace_partition_paused")
 def partition_paused(facts: Facts) -> None:
-    """No partition is paused: a paused handler is another thing. The test of a consumer pauses one."""
+    """Check that a paused handler pauses no partition; another test pauses one."""
     assert set(facts.busy.all("tailrace_partition_paused")) == {0.0}
 
 
 @witness("tailrace_consumer_assigned_partitions")
 def assigned(facts: Facts) -> None:
-    """Rows of Kafka's tool with a member."""
+    """Compare with the rows of Kafka's tool that have a member."""
     for group in (facts.name, f"{facts.name}-hoard"):
         rows = [row for row in facts.rows.values() if row["GROUP"] == group and row["CONSUMER-ID"] != "-"]
         assert facts.busy.of("tailrace_consumer_assigned_partitions", group=group) == len(rows) > 0
@@ -613,14 +613,14 @@ def assigned(facts: Facts) -> None:
 
 @witness("tailrace_consumer_queued_records")
 def queued(facts: Facts) -> None:
-    """Records that have not begun; an app decodes those that its handlers have room for."""
+    """Compare with the number of records whose calls have not started, as an upper limit."""
     left = facts.records("parts") - facts.begun_records("wait") + facts.records("claims") - 1
     assert 0 <= facts.busy.of("tailrace_consumer_queued_records", group=facts.name) <= left
 
 
 @witness("tailrace_consumer_buffered_bytes")
 def buffered(facts: Facts) -> None:
-    """The log on the broker's disk where a handler is stuck in the first of many records."""
+    """Compare with the size of the broker's log of a topic of which one record is in work."""
     size = facts.busy.of("tailrace_consumer_buffered_bytes", group=f"{facts.name}-hoard")
     assert facts.log_bytes["hoards"] / 2 < size <= facts.log_bytes["hoards"]
     assert facts.busy.of("tailrace_consumer_buffered_bytes", group=facts.name) <= facts.wire_bytes
@@ -628,21 +628,21 @@ def buffered(facts: Facts) -> None:
 
 @witness("tailrace_consumer_reserved_bytes")
 def reserved(facts: Facts) -> None:
-    """The most that the fetch in flight may bring, by its request on the wire."""
+    """Compare with max_bytes of the last fetch requests."""
     limits = {float(one.message.max_bytes) for one in facts.last_fetches}
     assert facts.busy.of("tailrace_consumer_reserved_bytes", group=facts.name) in limits
 
 
 @witness("tailrace_consumer_fetched_records_total")
 def fetched_records(facts: Facts) -> None:
-    """Sum of the end offsets of all topics of the group, by Kafka's tool."""
+    """Compare with the sum of the end offsets of the group's topics by Kafka's tool."""
     ends = sum(int(row["LOG-END-OFFSET"]) for row in facts.rows.values() if row["GROUP"] == facts.name)
     assert facts.busy.of("tailrace_consumer_fetched_records_total", group=facts.name) == ends
 
 
 @witness("tailrace_consumer_fetched_bytes_total")
 def fetched_bytes(facts: Facts) -> None:
-    """Size of the batches on the wire, which is not less than that of the logs on the broker's disk."""
+    """Compare with the size of the batches in fetch responses, which is at least that of the broker's logs."""
     on_disk = sum(facts.log_bytes[topic] for (topic, _), row in facts.rows.items() if row["GROUP"] == facts.name)
     assert on_disk <= facts.wire_bytes
     assert facts.busy.of("tailrace_consumer_fetched_bytes_total", group=facts.name) == facts.wire_bytes
@@ -650,7 +650,7 @@ def fetched_bytes(facts: Facts) -> None:
 
 @witness("tailrace_consumer_fetch_seconds")
 def fetches(facts: Facts) -> None:
-    """Answers to fetches on the wire, canceled ones aside; one consumer fetches for no longer than it runs."""
+    """Compare with the number of fetch responses, of which canceled ones do not count, and with the lifetime."""
     before, after = facts.fetches
     assert before * 0.8 <= sum(facts.busy.all("tailrace_consumer_fetch_seconds_count")) <= after
     lived_s = facts.busy.ended_at - facts.run.began_at
@@ -660,7 +660,7 @@ def fetches(facts: Facts) -> None:
 
 @witness("tailrace_consumer_commit_seconds")
 def commits(facts: Facts) -> None:
-    """Commit requests on the wire."""
+    """Compare with the number of commit requests."""
     for group, count in facts.commits.items():
         assert facts.busy.of("tailrace_consumer_commit_seconds_count", group=group) == count
     total_s = facts.busy.of("tailrace_consumer_commit_seconds_sum", group=facts.name)
@@ -669,7 +669,7 @@ def commits(facts: Facts) -> None:
 
 @witness("tailrace_consumer_failed_commits_total")
 def failed_commits(facts: Facts) -> None:
-    """One commit for each timeout for which the test has the broker refuse."""
+    """Compare with the number of request timeouts in the time in which the broker refused commits."""
     count = facts.busy.of("tailrace_consumer_failed_commits_total", group=facts.name)
     assert 1 <= count <= facts.refused_s / REQUEST_TIMEOUT_S + 1
     assert facts.busy.of("tailrace_consumer_failed_commits_total", group=f"{facts.name}-hoard") == 0
@@ -677,7 +677,7 @@ def failed_commits(facts: Facts) -> None:
 
 @witness("tailrace_consumer_rebalance_seconds")
 def rebalances(facts: Facts) -> None:
-    """Accepted joins on the wire, and the clock while the test held their answers."""
+    """Compare with the number of accepted joins, and with the lifetime."""
     for group, count in facts.joins.items():
         assert facts.busy.of("tailrace_consumer_rebalance_seconds_count", group=group) == count
     total_s = facts.busy.of("tailrace_consumer_rebalance_seconds_sum", group=facts.name)
@@ -686,7 +686,7 @@ def rebalances(facts: Facts) -> None:
 
 @witness("tailrace_consumer_heartbeat_age_seconds")
 def heartbeat_age(facts: Facts) -> None:
-    """The clock while the test holds the answers; at most a few intervals of 0.4 s otherwise."""
+    """Compare with the time for which the responses to heartbeats were delayed."""
     age_s = facts.silent.of("tailrace_consumer_heartbeat_age_seconds", group=facts.name)
     assert facts.silent_s - 0.5 <= age_s <= facts.silent_s + 2
     assert 0 <= facts.busy.of("tailrace_consumer_heartbeat_age_seconds", group=facts.name) < 2
@@ -694,14 +694,14 @@ def heartbeat_age(facts: Facts) -> None:
 
 @witness("tailrace_consumer_ignored_maps_total")
 def ignored_maps(facts: Facts) -> None:
-    """The one commit with metadata of another client that was there before the start."""
+    """Compare with the one commit that had metadata of another client before the start."""
     assert facts.busy.of("tailrace_consumer_ignored_maps_total", group=facts.name) == 1
     assert facts.busy.of("tailrace_consumer_ignored_maps_total", group=f"{facts.name}-hoard") == 0
 
 
 @witness("tailrace_consumer_info")
 def info(facts: Facts) -> None:
-    """The compiled module can be imported, or not."""
+    """Compare with the result of importing the compiled module."""
     native = subprocess.run(
         [sys.executable, "-c", "import tailrace._native"], env=environment(), capture_output=True, check=False
     )
@@ -711,7 +711,7 @@ def info(facts: Facts) -> None:
 
 @witness("tailrace_app_live")
 def live(facts: Facts) -> None:
-    """The liveness probe: passes from the start, and fails while the loop is blocked."""
+    """Compare with the liveness probe, which fails while the loop is blocked."""
     for scrape in (facts.starting, facts.blocked, facts.silent, facts.busy):
         assert scrape.of("tailrace_app_live") == (scrape.live == 200)
     assert (facts.starting.live, facts.blocked.live, facts.busy.live) == (200, 503, 200)
@@ -719,7 +719,7 @@ def live(facts: Facts) -> None:
 
 @witness("tailrace_app_ready")
 def ready(facts: Facts) -> None:
-    """The readiness probe: fails before the group has assigned partitions."""
+    """Compare with the readiness probe, which fails before the first assignment."""
     for scrape in (facts.starting, facts.silent, facts.busy):
         assert scrape.of("tailrace_app_ready") == (scrape.ready == 200)
     assert (facts.starting.ready, facts.busy.ready) == (503, 200)
@@ -727,7 +727,7 @@ def ready(facts: Facts) -> None:
 
 @witness("tailrace_app_loop_lag_seconds")
 def loop_lag(facts: Facts) -> None:
-    """Samples every 0.1 s of the clock; one is as long as the test has blocked the loop."""
+    """Compare with the number of intervals of 0.1 s, and with the time for which the loop was blocked."""
     (blocked_s,) = [one["took_s"] for one in facts.run.calls("obey", "end") if one["took_s"] > 1]
     lived_s = facts.busy.began_at - facts.run.began_at
     assert facts.busy.of("tailrace_app_loop_lag_seconds_count") <= lived_s / 0.1
@@ -738,15 +738,15 @@ def loop_lag(facts: Facts) -> None:
 
 @witness("tailrace_app_loop_blocked_seconds")
 def loop_blocked(facts: Facts) -> None:
-    """The clock since the handler blocks the loop; 0 before and after."""
+    """Compare with the time since the handler blocked the loop."""
     least_s, most_s = facts.blocked_s
     assert least_s - 0.11 <= facts.blocked.of("tailrace_app_loop_blocked_seconds") <= most_s + 0.11
     assert [one.of("tailrace_app_loop_blocked_seconds") for one in (facts.starting, facts.busy)] == [0, 0]
 
 
 @runs_an_app
-async def test_a_consumer_tells_of_its_queue_and_its_pauses(server):
-    """Queued records are those that can be polled without a fetch; a partition is paused until it is resumed."""
+async def test_queued_records_and_pauses_are_metrics(server):
+    """Queued records are those that can be polled without a fetch, and a partition is paused until resume()."""
     topic = f"w-{uuid.uuid4().hex[:8]}"
     server.create_topic(topic, 1)
     produce(server, topic, [b"%d" % n for n in range(200)])
@@ -755,7 +755,7 @@ async def test_a_consumer_tells_of_its_queue_and_its_pauses(server):
         topic, bootstrap_servers=server.bootstrap_servers, auto_offset_reset="earliest", max_queued_records=50
     ) as consumer:
         polled = 0
-        while consumer.statistics().queued_records == 0:  # the first slices are of a single record
+        while consumer.statistics().queued_records == 0:  # the first calls decode a single record
             await consumer.getone()
             polled += 1
         scrape = (await exposition(consumer, registry=CollectorRegistry()))[0].decode()
@@ -779,14 +779,14 @@ OF_WORKERS = {"tailrace_worker_up", "tailrace_worker_restarts_total"}
 
 
 def test_each_metric_of_the_table_has_a_witness():
-    """A new metric fails here until it has one."""
+    """Each metric of the table has a witness."""
     assert WITNESSES.keys() | OF_WORKERS == {one.name for one in METRICS}
 
 
 @runs_an_app
 @pytest.mark.parametrize("metric", [one.name for one in METRICS if one.name not in OF_WORKERS])
 def test_a_metric_is_what_its_witness_has_seen(facts, server, metric, monkeypatch):
-    """Each metric of the table has a witness, which is not tailrace's own counter."""
+    """Each metric equals what its witness, which is not a counter of tailrace, has recorded."""
     monkeypatch.setenv("WITNESS_SERVER", server.bootstrap_servers)
 
     WITNESSES[metric](facts)
@@ -794,14 +794,14 @@ def test_a_metric_is_what_its_witness_has_seen(facts, server, metric, monkeypatc
 
 @runs_an_app
 def test_no_other_metrics_are_served(facts):
-    """All metrics of tailrace in a scrape are in the table."""
+    """Each metric in a scrape is in the table."""
     served = {re.sub(r"_(bucket|sum|count)$", "", one.name) for one in facts.busy.samples}
     assert {name for name in served if name.startswith("tailrace_")} == {one.name for one in METRICS} - OF_WORKERS
 
 
 @runs_an_app
 def test_metrics_of_workers_are_what_the_processes_do(server, folder):
-    """A killed worker is restarted, and a stopped one is down until it continues, without its other metrics."""
+    """A killed worker counts as restarted, and a stopped one is down and has no other metrics."""
     name = f"w-{uuid.uuid4().hex[:8]}"
     server.create_topic(f"{name}-jobs", 2)
     with running(server, folder, name, "witnessed_app:pool", "--workers", "2") as run:

@@ -90,7 +90,7 @@ def carried(headers: Sequence[tuple[str, bytes | None]]) -> tuple[int, int]:
 
 
 def test_names_follow_the_semantic_conventions():
-    """Each messaging attribute and metric is a name in the conventions' own package, with the same buckets."""
+    """The names of attributes and metrics, and the buckets, are those of the semantic conventions' package."""
     ours = {name for key, name in vars(Attribute).items() if key.isupper()} - {Attribute.HANDLER}
     known = {name for key, name in vars(messaging_attributes).items() if key.startswith("MESSAGING_")}
     measured = {name for key, name in vars(messaging_metrics).items() if key.startswith("MESSAGING_")}
@@ -100,11 +100,11 @@ def test_names_follow_the_semantic_conventions():
     assert (DURATION_BUCKETS_S[0], DURATION_BUCKETS_S[-1], len(DURATION_BUCKETS_S)) == (0.005, 10, 14)
 
 
-# ---- handlers ----------------------------------------------------------------------------------------------------
+# ---- handlers ------------------------------------------------------------------------------------------------------
 
 
 async def test_a_handler_continues_the_trace_of_its_record(recorded):
-    """The span of a call is a child of the span in the record's headers, and the active span in the handler."""
+    """The span of a handler is a child of the span in the record's headers, and active in the handler."""
     app, active = App(group_id="billing", hooks=[recorded.hook]), []
 
     @app.handler("orders")
@@ -132,7 +132,7 @@ async def test_a_handler_continues_the_trace_of_its_record(recorded):
 
 
 async def test_a_record_without_a_trace_begins_one(recorded):
-    """Its span has no parent, even if the app was started within a span."""
+    """The span of a record without a trace has no parent."""
     app = App(group_id="billing", hooks=[recorded.hook])
 
     @app.handler("orders")
@@ -177,7 +177,7 @@ def publishing_handlers(app: App, kind: str) -> None:
 @pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
 @pytest.mark.parametrize("kind", ["record", "thread", "batch"])
 async def test_published_records_carry_the_span_of_their_handler(recorded, kind, delivery):
-    """Results and published records carry a ``send`` span, which is a child of the handler's span."""
+    """Results and published records have the id of a ``send`` span, which is a child of the handler's span."""
     app = App(group_id="billing", hooks=[recorded.hook], delivery=delivery)
     publishing_handlers(app, kind)
 
@@ -193,7 +193,7 @@ async def test_published_records_carry_the_span_of_their_handler(recorded, kind,
 
 
 async def test_the_span_of_a_batch_links_to_the_spans_of_its_records(recorded):
-    """A batch's span has no parent, and one link for each span that sent records."""
+    """The span of a batch has no parent, and a link for each span that sent records."""
     app = App(group_id="billing", hooks=[recorded.hook])
 
     @app.batch_handler("orders", max_wait_ms=100)
@@ -215,7 +215,7 @@ async def test_the_span_of_a_batch_links_to_the_spans_of_its_records(recorded):
 
 
 async def test_each_attempt_has_a_span_and_the_dead_letter_carries_the_last(recorded):
-    """Attempts are children of the producer's span; ``error.type`` and the exception are on them."""
+    """Each attempt has a span with its error, and the dead letter has the id of the last one."""
     app = App(
         group_id="billing",
         hooks=[recorded.hook],
@@ -249,8 +249,8 @@ async def test_each_attempt_has_a_span_and_the_dead_letter_carries_the_last(reco
         assert [one.name for one in attempt.events] == ["exception"]
 
 
-async def test_the_failed_records_of_a_batch_go_on_with_its_trace(recorded):
-    """The span of the batch has the error of its first failed record, and the dead letters carry the span."""
+async def test_dead_letters_of_a_batch_continue_its_trace(recorded):
+    """The span of a batch has the error of its first failed record, and its dead letters continue the trace."""
     app = App(group_id="billing", hooks=[recorded.hook], retry=Retry(attempts=1), dead_letter="{topic}.dead")
 
     @app.batch_handler("orders", max_wait_ms=100)
@@ -270,7 +270,7 @@ async def test_the_failed_records_of_a_batch_go_on_with_its_trace(recorded):
 
 
 async def test_a_span_of_middleware_is_the_parent_of_results(recorded):
-    """A span that middleware opens inside the handler's span is the parent of what the handler publishes."""
+    """A span that middleware opens is a child of the handler's span and the parent of its results."""
     tracer = recorded.tracer
 
     def traced(call: Callable[[Record], Any]) -> Callable[[Record], Any]:
@@ -295,7 +295,7 @@ async def test_a_span_of_middleware_is_the_parent_of_results(recorded):
 
 
 async def test_durations_and_counts_are_measured(recorded):
-    """Histograms have the conventions' buckets, and failures have an ``error.type``."""
+    """The histograms have the buckets of the conventions, and failures have an ``error.type``."""
     app = App(group_id="billing", hooks=[recorded.hook], retry=Retry(attempts=1), dead_letter="{topic}.dead")
 
     @app.handler("orders")
@@ -323,7 +323,7 @@ async def test_durations_and_counts_are_measured(recorded):
 
 
 async def test_a_refused_record_has_an_error_in_its_span_and_its_metrics(recorded):
-    """The span and the metrics of a failed ``send`` have its ``error.type``, and the error is raised."""
+    """A ``send`` that fails has an ``error.type`` in its span and metrics, and raises."""
 
     async def refuse(topic: str, value: bytes | None, **options: Any) -> None:
         raise PublishError("no")
@@ -342,8 +342,8 @@ async def test_a_refused_record_has_an_error_in_its_span_and_its_metrics(recorde
         assert point.attributes["error.type"] == "tailrace.errors.PublishError"
 
 
-async def test_a_trace_in_the_headers_comes_before_the_active_span(recorded):
-    """The span of a record with trace headers of its own continues their trace; other headers are kept in order."""
+async def test_trace_headers_take_precedence_over_the_active_span(recorded):
+    """A published record with trace headers continues their trace, and other headers keep their order."""
     sent = []
 
     async def publish(topic: str, value: bytes | None, *, headers: Any, **options: Any) -> None:
@@ -359,7 +359,7 @@ async def test_a_trace_in_the_headers_comes_before_the_active_span(recorded):
 
 
 async def test_a_publisher_without_instrumentation_is_not_wrapped():
-    """Without instrumentations, the publisher itself is used."""
+    """Without instrumentations, the publisher is used directly."""
     log = TopicLog({}, lambda: 0.0)
 
     assert instrumented(log, ()) is log
@@ -402,7 +402,7 @@ class BrokenExporter(SpanExporter):
 @pytest.mark.parametrize("broken", ["propagator", "processor", "exporter"])
 @pytest.mark.parametrize("kind", ["record", "batch"])
 async def test_broken_telemetry_stops_no_record(broken, kind, monkeypatch, caplog):
-    """Records are handled, and results are published; the error is logged once for each step."""
+    """If telemetry raises, records are handled and published, and each error is logged once."""
     processors = {"processor": [BrokenProcessor()], "exporter": [SimpleSpanProcessor(BrokenExporter())]}
     recorded = Recorded(*processors.get(broken, ()))
     if broken == "propagator":
@@ -424,7 +424,7 @@ async def test_broken_telemetry_stops_no_record(broken, kind, monkeypatch, caplo
 
 
 def test_events_of_consumers_become_client_spans(recorded):
-    """A commit has the offset of its only partition; failures have an ``error.type``; other options leave spans out."""
+    """Commits and fetches of a consumer become client spans with offset and ``error.type``."""
     quiet = Recorded(client_spans=False)
     orders, bills = TopicPartition("orders", 1), TopicPartition("bills", 0)
     for hook in (recorded.hook, quiet.hook):
@@ -444,7 +444,7 @@ def test_events_of_consumers_become_client_spans(recorded):
 
 
 async def test_a_consumer_has_spans_of_polls_and_commits(recorded, kafka_server, name, group, witness):
-    """Fetches and commits of a consumer are spans, and ``processing`` makes those of its records."""
+    """Fetches and commits of a consumer have spans, and ``processing`` adds those of its records."""
     kafka_server.create_topic(name, 1)
     witness.produce(name, [b"x"] * 5, headers=[PRODUCER])
     options: Any = {"bootstrap_servers": kafka_server.bootstrap_servers, "hooks": [recorded.hook]}
@@ -468,7 +468,7 @@ async def test_a_consumer_has_spans_of_polls_and_commits(recorded, kafka_server,
 
 
 async def test_one_trace_continues_through_apps_and_topics(recorded, kafka_server, new_topic, group, witness):
-    """From the producer through a handler, its result, and the next app's dead letter: one trace on a broker."""
+    """One trace continues from the producer through two handlers to a dead letter."""
     orders, invoices = new_topic(), new_topic()
     recorder = EventRecorder()
     options: Any = {"bootstrap_servers": kafka_server.bootstrap_servers, "hooks": [recorded.hook, recorder]}
@@ -499,12 +499,12 @@ async def test_one_trace_continues_through_apps_and_topics(recorded, kafka_serve
 
 
 def test_the_hook_can_be_sent_to_another_process():
-    """A pickled copy, such as on Spark, uses the providers of its process."""
+    """A pickled copy of the hook uses the providers of its process."""
     assert repr(pickle.loads(pickle.dumps(OpenTelemetry(client_spans=False)))) == "OpenTelemetry(client_spans=False)"
 
 
 def test_an_app_without_the_hook_does_not_load_opentelemetry():
-    """Importing and declaring an app imports nothing of OpenTelemetry."""
+    """An app without the hook imports nothing of OpenTelemetry."""
     program = (
         "import sys, tailrace.testing\n"
         "app = tailrace.App(group_id='g')\n"

@@ -69,7 +69,7 @@ async def scraped(url: str, **headers: str) -> httpx.Response:
 
 
 async def test_every_documented_metric_is_present(new_app, new_topic, witness, group):
-    """A busy app with a record handler and a batch handler has all metrics of the table except those of workers."""
+    """A busy app has all metrics of the table except those of workers."""
     one, two = new_topic(), new_topic(2)
     witness.produce(one, (b"%d" % n for n in range(100)))
     witness.produce(two, (b"%d" % n for n in range(100)))
@@ -111,7 +111,7 @@ async def test_every_documented_metric_is_present(new_app, new_topic, witness, g
 
 
 async def test_a_web_service_serves_the_metrics(new_app, new_topic):
-    """metrics_app answers where it is mounted, in both formats, with those of the process."""
+    """metrics_app can be mounted, and serves both formats with the metrics of the process."""
     app = new_app()
 
     @app.handler(new_topic())
@@ -133,7 +133,7 @@ async def test_a_web_service_serves_the_metrics(new_app, new_topic):
 
 
 async def test_the_collector_works_in_the_clients_own_endpoints(new_app, new_topic, kafka_server, group):
-    """In prometheus-client's ASGI app, and in another thread; before the start, too."""
+    """The collector works in the endpoints of prometheus-client, in another thread and before the start."""
     registry, topic = CollectorRegistry(), new_topic()
     app = new_app()
     reader = Consumer(topic, bootstrap_servers=kafka_server.bootstrap_servers, client_id="reader")
@@ -158,7 +158,7 @@ async def test_the_collector_works_in_the_clients_own_endpoints(new_app, new_top
 
 
 async def test_a_collector_reports_a_blocked_loop(new_app, new_topic):
-    """A scrape from another thread answers in time, and tells for how long the loop has been blocked."""
+    """A scrape from another thread returns in time, and has the time for which the loop was blocked."""
     registry = CollectorRegistry()
     app = new_app(heartbeat_interval_ms=200, session_timeout_ms=6_000)
     registry.register(TailraceCollector(app))
@@ -180,11 +180,11 @@ async def test_a_collector_reports_a_blocked_loop(new_app, new_topic):
     assert only(values_of(found[0])["tailrace_app_live"]) == 0
 
 
-# ---- the server of its own -----------------------------------------------------------------------------------------
+# ---- server of a worker --------------------------------------------------------------------------------------------
 
 
 async def test_a_worker_serves_probes_lag_and_metrics(new_app, new_topic, witness):
-    """The server answers from before the start until after the stop, and frees its port."""
+    """The server answers from before the app's start until after its stop, and then frees its port."""
     topic, let_go = new_topic(), asyncio.Event()
     witness.produce(topic, (b"%d" % n for n in range(10)))
     app = new_app()
@@ -218,7 +218,7 @@ async def test_a_worker_serves_probes_lag_and_metrics(new_app, new_topic, witnes
 
 
 async def test_a_port_in_use_is_a_clear_error(new_app):
-    """The message names the port and what to do."""
+    """A port in use raises an error with the port and what to do."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=rf"cannot serve HTTP at 127.0.0.1:{port}.*choose another port"):
@@ -227,7 +227,7 @@ async def test_a_port_in_use_is_a_clear_error(new_app):
 
 
 async def test_a_broken_collector_neither_stops_nor_delays_records(new_app, new_topic, witness, monkeypatch):
-    """Its scrape fails; a slow one is rendered in a thread, so that records are handled meanwhile."""
+    """A broken collector fails only its scrape, and a slow one delays no record."""
     registry = CollectorRegistry()
     monkeypatch.setattr("tailrace.integrations.prometheus.REGISTRY", registry)
     registry._collector_to_names[Raising()] = []
@@ -257,7 +257,7 @@ async def test_a_broken_collector_neither_stops_nor_delays_records(new_app, new_
 
 
 async def test_probes_answer_while_the_loop_is_blocked(new_app, new_topic):
-    """The thread of the server reports what the watchdog has found, and the metrics with it."""
+    """While the loop is blocked, the server returns failed probes and the metrics."""
     app = new_app(heartbeat_interval_ms=200, session_timeout_ms=6_000)
 
     @app.handler(new_topic())
@@ -284,7 +284,7 @@ async def test_probes_answer_while_the_loop_is_blocked(new_app, new_topic):
 
 
 async def test_scrapes_answer_during_rebalances_and_stops(new_app, new_topic, witness, kafka_server, group):
-    """Scraped without a pause while members join and leave, and while the app stops, all answers are complete."""
+    """Scrapes during rebalances and the stop of an app are complete."""
     topic, statuses, is_over = new_topic(4), [], asyncio.Event()
     witness.fill(topic, 4, 500)
     app = new_app()

@@ -1,4 +1,4 @@
-"""Apps whose handlers write the beginning and end of each call to a file, for test_metric_witnesses."""
+"""Apps whose handlers write the start and end of each call to a file, for test_metric_witnesses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def note(handler: str, **fields: object) -> None:
 
 @contextmanager
 def noted(handler: str, records: int = 1) -> Iterator[None]:
-    """Write the beginning and the end of a call."""
+    """Write the start and the end of a call."""
     note(handler, what="begin", records=records)
     began_at = time.perf_counter()
     try:
@@ -67,7 +67,7 @@ async def ship(parcels: list[int]) -> None:
 
 @till.handler(f"{NAME}-letters", retry=Retry(attempts=1, topic_delays_ms=[3_600_000]))
 async def answer(n: int) -> None:
-    """Fail at three records, which go to the retry topic."""
+    """Fail at three records, which are written to the retry topic."""
     with noted("answer"):
         if n < 3:
             raise ValueError(n)
@@ -75,7 +75,7 @@ async def answer(n: int) -> None:
 
 @till.handler(f"{NAME}-clicks", on_failure="skip")
 async def count(n: int) -> None:
-    """Fail at every tenth record, which is skipped."""
+    """Fail at each tenth record, which is skipped."""
     with noted("count"):
         if n % 10 == 0:
             raise ValueError(n)
@@ -104,7 +104,7 @@ async def refuse(n: int) -> None:
 
 @till.handler(f"{NAME}-leftovers")
 async def halt(_: int) -> None:
-    """Be paused before there is a record."""
+    """Handle nothing, since the handler is paused before there is a record."""
     with noted("halt"):
         pass
 
@@ -134,5 +134,5 @@ async def receive(n: int) -> int:
 
 @pool.handler(f"{NAME}-jobs")
 async def work(_: int) -> None:
-    """Tell the process of the worker."""
+    """Write the process id of the worker."""
     note("work", what="end", process=os.getpid())
