@@ -53,5 +53,5 @@ def new_topic(kafka_server) -> Callable[..., str]:
 
 @pytest.fixture
 def commit(kafka_server) -> Callable[..., None]:
-    """Commit as in ``commit(group, topic, {0: 5, 1: 7})``, by librdkafka without membership."""
+    """Return a function that commits by librdkafka without membership, as in ``commit(group, topic, {0: 5, 1: 7})``."""
     return partial(commit_to, kafka_server.bootstrap_servers)

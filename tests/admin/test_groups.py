@@ -45,7 +45,7 @@ QUICK = {"heartbeat_interval_ms": 200}
 
 @pytest.fixture
 def members(kafka_server, witness):
-    """Live members of a group with assigned partitions, after the broker knows all of them."""
+    """Live members of a group with assigned partitions, which the broker knows."""
 
     @asynccontextmanager
     async def live(group: str, topic: str, partitions: int, *client_ids: str, **options: object):
@@ -77,7 +77,7 @@ def counting_server():
 
 @pytest.fixture
 def counting(counting_server):
-    """The counting broker without earlier requests, and without faults after the test."""
+    """The counting broker without recorded requests, and without faults after the test."""
     counting_server.proxy.frames.clear()
     yield counting_server
     counting_server.proxy.restore()
@@ -103,7 +103,7 @@ async def connect_group(cluster: Cluster, group: str):
 async def test_groups_are_listed_as_the_broker_has_them(  # noqa: PLR0917
     reached, admin, kafkas_tool, new_topic, commit, members, group
 ):
-    """All groups with state and type, as librdkafka and Kafka's tool list them."""
+    """All groups are listed with state and type, as librdkafka and Kafka's tool list them."""
     topic = new_topic(2)
     commit(f"{group}-idle", topic, {0: 0})
     async with (
@@ -131,7 +131,7 @@ async def test_groups_are_listed_as_the_broker_has_them(  # noqa: PLR0917
 async def test_a_group_is_described_as_librdkafka_describes_it(  # noqa: PLR0917
     reached, witness, admin, new_topic, members, group, protocol
 ):
-    """Members with client, host and partitions, assignor and coordinator, in both protocols."""
+    """A description has members with client, host and partitions, the assignor and the coordinator."""
     topic = new_topic(4)
     names, options = (("north", "south"), QUICK) if protocol == "classic" else (("north",), {})
     async with members(group, topic, 4, *names, group_protocol=protocol, **options), reached() as cluster:
@@ -153,7 +153,7 @@ async def test_a_group_is_described_as_librdkafka_describes_it(  # noqa: PLR0917
 
 
 async def test_a_static_member_has_its_instance_id(reached, new_topic, members, group):
-    """Its description contains the instance id."""
+    """The description of a static member has its instance id."""
     topic = new_topic()
     async with members(group, topic, 1, "till", group_instance_id="till-1"), reached() as cluster:
         (member,) = (await describe_group(cluster, group)).members
@@ -164,7 +164,7 @@ async def test_a_static_member_has_its_instance_id(reached, new_topic, members, 
 
 @pytest.mark.xdist_group("admin-counting")
 async def test_many_groups_are_described_in_one_request(counting, group):
-    """The groups of a coordinator share a request."""
+    """Groups with the same coordinator are described in one request."""
     names = [f"{group}-{n:02}" for n in range(10)]
     counting.create_topic("any")
     for name in names:
@@ -179,7 +179,7 @@ async def test_many_groups_are_described_in_one_request(counting, group):
 
 
 async def test_a_group_of_another_type_has_no_lag(reached, group):
-    """Kafka Connect's workers are members without partitions; functions for offsets raise an error."""
+    """A group of Kafka Connect has members without partitions, and its lag raises NotAConsumerGroupError."""
     async with reached() as cluster, connect_group(cluster, group) as member_id:
         described = await describe_group(cluster, group)
 
@@ -190,7 +190,7 @@ async def test_a_group_of_another_type_has_no_lag(reached, group):
 
 
 async def test_an_unknown_group_raises_at_once(reached, group):
-    """The error names the group and says how to list groups."""
+    """An unknown group raises an error that says how to list groups."""
     async with reached() as cluster:
         began = time.monotonic()
         for ask in (describe_group, group_lag):
@@ -201,9 +201,9 @@ async def test_an_unknown_group_raises_at_once(reached, group):
 
 
 async def test_missing_permissions_raise(group):
-    """Without an ACL, description, lag and offsets raise an error that names the permission.
+    """Without permissions, description, lag and offsets raise an error that names the missing one.
 
-    With permission to list only, the list is complete and there are no descriptions.
+    With permission to list only, all groups are listed and none is described.
     """
     config = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -245,7 +245,7 @@ async def test_missing_permissions_raise(group):
 
 
 async def test_lag_equals_that_of_kafkas_tool(reached, kafkas_tool, new_topic, commit, group):
-    """Committed offset, end and lag per partition, and the total; no lag without a commit."""
+    """Committed offset, end, lag and total equal those of Kafka's tool, and there is no lag without a commit."""
     topic = new_topic(3, records=10)
     commit(group, topic, {0: 10, 1: 4})
 
@@ -266,7 +266,7 @@ async def test_lag_equals_that_of_kafkas_tool(reached, kafkas_tool, new_topic, c
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_lag_has_the_owner_of_a_partition(reached, new_topic, members, group, protocol):
-    """The owner is shown also before a first commit."""
+    """The lag of a partition has its owner, even before the first commit."""
     topic = new_topic(2)
     async with members(group, topic, 2, "north", group_protocol=protocol), reached() as cluster:
         found = await group_lag(cluster, group)
@@ -278,7 +278,7 @@ async def test_lag_has_the_owner_of_a_partition(reached, new_topic, members, gro
 
 
 async def test_deleted_unread_records_are_counted(reached, kafka_server, new_topic, commit, group):
-    """The lag is Kafka's; the number of deleted offsets in it is separate."""
+    """The lag includes unread records that were deleted, and their number is a separate field."""
     topic = new_topic(1, records=10)
     commit(group, topic, {0: 2})
     kafka_server.delete_records(topic, {0: 7})
@@ -290,7 +290,7 @@ async def test_deleted_unread_records_are_counted(reached, kafka_server, new_top
 
 
 async def test_a_deleted_topic_has_no_end_offset(reached, kafka_server, new_topic, members, group):
-    """The lag of other topics is known while a member still subscribes to it."""
+    """If a subscribed topic was deleted, the lag of the other topics is known."""
     topic = new_topic()
     async with members(group, topic, 1, "north"), reached() as cluster:
         kafka_server.delete_topic(topic)
@@ -300,7 +300,7 @@ async def test_a_deleted_topic_has_no_end_offset(reached, kafka_server, new_topi
 
 
 async def test_metadata_of_commits_is_decoded(reached, new_topic, commit, group):
-    """The user's text and the number of finished records, for all writers."""
+    """Commit metadata are decoded to the user's text and the number of finished records."""
     topic = new_topic(3, records=10)
     ours = encode_metadata(OffsetMap(4, 9, (4, 6)), "the café's", 4096, writer="billing-1").text
     commit(group, topic, {2: 5})
@@ -317,8 +317,8 @@ async def test_metadata_of_commits_is_decoded(reached, new_topic, commit, group)
     assert (third.metadata, third.finished_beyond) == ("", 0)
 
 
-async def test_committed_offsets_of_chosen_partitions(reached, new_topic, commit, group):
-    """Partitions without a commit are absent."""
+async def test_committed_offsets_of_chosen_partitions_are_returned(reached, new_topic, commit, group):
+    """The result has the committed offsets of the chosen partitions, without those that have none."""
     topic = new_topic(3)
     commit(group, topic, {0: 0, 2: 0})
 
@@ -329,8 +329,8 @@ async def test_committed_offsets_of_chosen_partitions(reached, new_topic, commit
 
 
 @pytest.mark.xdist_group("admin-counting")
-async def test_many_partitions_take_one_request(counting):
-    """One OffsetFetch, and one ListOffsets per broker and timestamp, for any number of partitions."""
+async def test_many_partitions_need_one_request(counting):
+    """Any number of partitions needs one OffsetFetch, and one ListOffsets for each broker and timestamp."""
     counting.create_topic("wide", 300)
     commit_to(counting.bootstrap_servers, "wide", "wide", dict.fromkeys(range(300), 0))
     async with Reached(resolve({"bootstrap_servers": counting.bootstrap_servers}, {})) as cluster:
@@ -343,9 +343,9 @@ async def test_many_partitions_take_one_request(counting):
 
 @pytest.mark.slow
 async def test_requests_go_to_leaders_and_coordinators(kafka_cluster):
-    """After a broker has failed, requests go to its successors.
+    """After a broker has failed, requests go to the new leaders and coordinators.
 
-    The lag of a topic without replicas is unknown; that of other partitions is known.
+    The lag of a partition without a leader is unknown, and that of the others is known.
     """
     brokers = kafka_cluster(3)
     brokers.create_topic("spread", 12)
@@ -382,7 +382,7 @@ async def test_requests_go_to_leaders_and_coordinators(kafka_cluster):
 
 @pytest.mark.xdist_group("admin-counting")
 async def test_the_wait_for_a_frozen_broker_is_bounded(counting, group):
-    """Brokers that do not respond raise an error after the timeout."""
+    """A request to brokers that do not answer raises an error after the timeout."""
     async with Reached(resolve({"bootstrap_servers": counting.bootstrap_servers}, {})) as cluster:
         with pytest.raises(UnknownGroupError):
             await describe_group(cluster, group)
@@ -393,11 +393,11 @@ async def test_the_wait_for_a_frozen_broker_is_bounded(counting, group):
             await list_groups(cluster, timeout_s=0.5)
 
 
-# ---- forgetting ----------------------------------------------------------------------------------------------------
+# ---- deleted offsets -----------------------------------------------------------------------------------------------
 
 
 async def test_committed_offsets_are_deleted(reached, witness, new_topic, commit, group):
-    """Only the named offsets are deleted; deleting missing ones is no error."""
+    """Only the named offsets are deleted, and missing ones are no error."""
     topic = new_topic(3)
     commit(group, topic, {0: 0, 1: 0})
 
@@ -408,7 +408,7 @@ async def test_committed_offsets_are_deleted(reached, witness, new_topic, commit
 
 
 async def test_offsets_of_topics_with_live_readers_are_kept(reached, new_topic, members, witness, group):
-    """The error names the members."""
+    """Offsets of topics that live members read are not deleted, and the error names the members."""
     topic = new_topic()
     async with members(group, topic, 1, "north") as (consumer,), reached() as cluster:
         await consumer.commit({TopicPartition(topic, 0): 0})
@@ -420,7 +420,7 @@ async def test_offsets_of_topics_with_live_readers_are_kept(reached, new_topic, 
 
 
 async def test_deleting_offsets_of_an_unknown_group_raises(reached, new_topic, group):
-    """The group is probably misspelled."""
+    """Deleting offsets of an unknown group raises an error."""
     async with reached() as cluster:
         with pytest.raises(UnknownGroupError):
             await delete_offsets(cluster, group, [TopicPartition(new_topic(), 0)])

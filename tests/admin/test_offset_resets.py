@@ -1,4 +1,4 @@
-"""Planned and executed resets of offsets, compared with librdkafka and Kafka's tool."""
+"""Planned and executed offset resets, compared with librdkafka and Kafka's tool."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def moves(plan) -> dict[int, tuple[int | None, int | None]]:
 async def test_a_plan_equals_that_of_kafkas_tool(  # noqa: PLR0917
     reached, kafka_server, kafkas_tool, witness, new_topic, commit, group, target, options, new
 ):
-    """Without execute, nothing changes; with it, librdkafka sees the new offsets."""
+    """A plan equals that of Kafka's tool, and changes offsets only with execute=True."""
     topic = new_topic(2, records=10, since_ms=NOON_MS)
     commit(group, topic, {0: 4, 1: 7})
     kafka_server.delete_records(topic, {0: 3})
@@ -66,7 +66,7 @@ async def test_a_plan_equals_that_of_kafkas_tool(  # noqa: PLR0917
 
 
 async def test_only_chosen_partitions_are_reset(reached, witness, new_topic, commit, group):
-    """Single partitions or all of a topic, also without a commit; other offsets are unchanged."""
+    """Only the chosen partitions are reset, also those without a commit."""
     first, second = new_topic(3, records=5), new_topic(1, records=5)
     commit(group, first, {0: 2, 1: 2})
     commit(group, second, {0: 2})
@@ -83,7 +83,7 @@ async def test_only_chosen_partitions_are_reset(reached, witness, new_topic, com
 
 
 async def test_a_reset_creates_a_group(reached, witness, new_topic, group):
-    """The plan notes that the group is new, and its first member starts at the offsets."""
+    """A reset of a new group creates it, and its first member starts at the offsets."""
     topic = new_topic(1, records=5)
     async with reached() as cluster:
         plan = await reset_offsets(cluster, group, ToOffset(3), topics=[topic], execute=True)
@@ -95,7 +95,7 @@ async def test_a_reset_creates_a_group(reached, witness, new_topic, group):
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_group_with_live_members_is_not_reset(reached, witness, new_topic, group, protocol):
-    """Plan and error name them; after they have left, the reset succeeds, in both protocols."""
+    """A reset of a group with live members raises an error that names them, and succeeds after they have left."""
     topic = new_topic(1, records=5)
     options = {"bootstrap_servers": witness.bootstrap_servers, "group_id": group, "group_protocol": protocol}
     async with reached() as cluster:
@@ -116,7 +116,7 @@ async def test_a_group_with_live_members_is_not_reset(reached, witness, new_topi
 async def test_a_member_that_joins_meanwhile_prevents_the_reset(  # noqa: PLR0917
     reached, witness, new_topic, commit, group, monkeypatch
 ):
-    """The coordinator refuses the commit, and the error names the member."""
+    """If a member joins before the commit, the reset raises an error that names it."""
     topic = new_topic(1, records=5)
     commit(group, topic, {0: 1})
     joiner = Consumer(topic, bootstrap_servers=witness.bootstrap_servers, group_id=group, client_id="late")
@@ -138,7 +138,7 @@ async def test_a_member_that_joins_meanwhile_prevents_the_reset(  # noqa: PLR091
 async def test_a_deleted_topic_is_left_out(  # noqa: PLR0917
     reached, witness, new_topic, commit, group, monkeypatch
 ):
-    """When resetting all topics, the plan notes it and resets the others."""
+    """A reset of all topics omits deleted partitions with a note."""
     topic = new_topic(2, records=3)
     commit(group, topic, {0: 3, 1: 3})
     vanished = GroupOffset(TopicPartition("a-vanished-topic", 0), 7)
@@ -162,7 +162,7 @@ async def test_a_deleted_topic_is_left_out(  # noqa: PLR0917
 
 
 async def test_unknown_topics_partitions_and_groups_raise(reached, new_topic, commit, group):
-    """A group without commits, or of another type, raises, too; nothing is changed."""
+    """Unknown topics, partitions or groups, and groups of another type, raise and nothing is changed."""
     topic = new_topic(2)
     async with reached() as cluster:
         began = time.monotonic()
@@ -189,7 +189,7 @@ async def test_unknown_topics_partitions_and_groups_raise(reached, new_topic, co
 async def test_offsets_of_a_deleted_topic_are_not_set_for_the_new_one(
     reached, kafka_server, new_topic, group, monkeypatch
 ):
-    """If a topic is recreated before the commit, nothing is committed to the new one."""
+    """If a topic is recreated before the commit, the reset raises and commits nothing."""
     topic = new_topic(1, records=10)
     bounds = resets._bounds
 

@@ -34,7 +34,7 @@ async def test_the_program_of_the_page_resets_a_group(kafka_server, witness, new
 
 
 def test_the_commands_of_the_page_are_valid():
-    """The parser accepts each command line."""
+    """The parser accepts each command line of the page."""
     lines = re.findall(r"^\$ tailrace (.*)$", PAGE, re.MULTILINE)
     for line in lines:
         name, *arguments = shlex.split(line.partition(" | ")[0], comments=True)

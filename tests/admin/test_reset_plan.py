@@ -55,14 +55,14 @@ def test_a_time_becomes_the_first_record_at_or_after_it():
 
 
 def test_a_shift_leaves_out_partitions_without_a_commit():
-    """The plan notes them; other targets include them."""
+    """A shift omits partitions without a committed offset with a note, and other targets include them."""
     assert planned(ShiftBy(-5)).new is None
     assert "no committed offset" in planned(ShiftBy(-5)).note
     assert (planned(ToEarliest()).old, planned(ToEarliest()).new) == (None, 100)
 
 
 def test_a_discarded_offset_map_is_noted():
-    """The note counts the finished records that are not before the new offset."""
+    """A note counts the finished records of the offset map that the reset discards."""
     text = encode_metadata(OffsetMap(500, 506, (500, 502)), "", 4096).text
 
     def note(target) -> str:
@@ -84,8 +84,8 @@ def test_a_discarded_offset_map_is_noted():
     | st.integers(-3_000, 3_000).filter(bool).map(ShiftBy),
 )
 def test_a_planned_offset_is_within_the_log(begin, size, old, target):
-    """The promise holds for any target; a partition that is not changed has a note."""
-    change = plan_change(HERE, target, None if old is None else committed(old), begin, begin + size)
+    """A planned offset is within the log for any target, and an omitted partition has a note."""
+    change = planned_change(HERE, target, None if old is None else committed(old), begin, begin + size)
 
     assert change.new is None or begin <= change.new <= begin + size
     assert change.note or change.new is not None
@@ -104,11 +104,11 @@ def test_a_planned_offset_is_within_the_log(begin, size, old, target):
     ],
 )
 def test_invalid_targets_raise(make):
-    """The error is raised on construction and names the value."""
+    """An invalid target raises in the constructor with its value."""
     with pytest.raises(ConfigurationError, match=" must be "):
         make()
 
 
 def test_a_duration_is_a_time_before_now():
-    """An hour ago is an hour before the given time."""
+    """A duration as target is a time before now."""
     assert ToTime.ago(3_600, now=7_200.5) == ToTime(3_600_500)

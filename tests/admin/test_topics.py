@@ -1,4 +1,4 @@
-"""Changes of topics and groups are complete when a call returns."""
+"""Changes of topics and groups are complete when the call returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tailrace.admin.topics import create_topic, delete_topic
 
 
 async def test_a_created_topic_has_leaders_and_configuration(reached, admin, name):
-    """All partitions have leaders, and the topic has its configuration."""
+    """After create_topic() returns, all partitions have leaders and the topic has its configuration."""
     async with reached() as cluster:
         await create_topic(cluster, name, 3, config={"retention.ms": 1_234_567})
 
@@ -21,7 +21,7 @@ async def test_a_created_topic_has_leaders_and_configuration(reached, admin, nam
 
 
 async def test_creating_an_existing_topic_raises(reached, kafka_server, name):
-    """The error names the topic."""
+    """Creating a topic that exists raises an error with its name."""
     kafka_server.create_topic(name)
 
     async with reached() as cluster:
@@ -30,7 +30,7 @@ async def test_creating_an_existing_topic_raises(reached, kafka_server, name):
 
 
 async def test_a_deleted_topic_is_gone(reached, kafka_server, admin, name):
-    """No broker lists it; deleting it again is no error."""
+    """After delete_topic() returns, no broker lists the topic, and deleting it again is no error."""
     kafka_server.create_topic(name)
 
     async with reached() as cluster:
@@ -41,7 +41,7 @@ async def test_a_deleted_topic_is_gone(reached, kafka_server, admin, name):
 
 
 async def test_a_group_is_deleted_with_its_offsets(reached, kafka_server, admin, name):
-    """Deleting it again is no error."""
+    """A group is deleted with its offsets, and deleting it again is no error."""
     kafka_server.create_topic(name)
     await read_one_of(kafka_server.bootstrap_servers, name)
     assert name in groups(admin)
@@ -54,7 +54,7 @@ async def test_a_group_is_deleted_with_its_offsets(reached, kafka_server, admin,
 
 
 async def test_a_group_with_members_is_not_deleted(reached, kafka_server, name):
-    """The error names the members."""
+    """Deleting a group with members raises an error that names them."""
     kafka_server.create_topic(name)
 
     async with Consumer(name, bootstrap_servers=kafka_server.bootstrap_servers, group_id=name) as consumer:

@@ -410,7 +410,7 @@ def witness(metric: str) -> Callable[[Callable[[Facts], None]], Callable[[Facts]
 
 @witness("tailrace_handler_records_total")
 def records(facts: Facts) -> None:
-    """Produced records less those that the test lets fail."""
+    """Compare with the number of produced records minus the failed ones."""
     handled = {name: facts.handler("tailrace_handler_records_total", name) for name in HANDLERS.values()}
     mail = facts.records("mail") - 20
     assert handled == {
