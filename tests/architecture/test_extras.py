@@ -22,7 +22,7 @@ BESIDE = {"tailrace", "py4j", "rich"}
     ],
 )
 def test_an_extra_installs_what_its_code_imports(modules, extra, places):
-    """Packages imported by the extra's folders are dependencies of the project or the extra."""
+    """Packages that an extra's folders import are dependencies of the project or of the extra."""
     brought = PROJECT["dependencies"] + PROJECT["optional-dependencies"][extra]
     there = {re.match(r"[\w-]+", one)[0].replace("-", "_") for one in brought} | sys.stdlib_module_names | BESIDE
     missing = [

@@ -91,7 +91,7 @@ def test_every_package_has_its_layer(modules):
 
 
 def test_a_package_imports_only_what_is_below_it(modules):
-    """No package imports one above or beside it, also under TYPE_CHECKING."""
+    """A package imports only packages below it, also under TYPE_CHECKING."""
     known = {module.name for module in modules}
     wrong = []
     for module in modules:
@@ -137,7 +137,7 @@ def test_no_folder_is_too_wide_to_read(modules):
 
 
 def test_class_names_are_unique(modules):
-    """Private classes included."""
+    """No two classes, private ones included, have the same name."""
     places: dict[str, list[str]] = defaultdict(list)
     for module in modules:
         for node in module.tree.body:
@@ -173,8 +173,8 @@ def test_core_and_protocol_are_pure(modules):
     assert not wrong, "\n".join(wrong)
 
 
-def test_each_part_of_aiokafka_is_imported_by_one_package(modules):
-    """Record batches by batches/, SASL by net/, errors where they are raised."""
+def test_only_batches_and_net_import_aiokafka(modules):
+    """Only batches/ imports aiokafka's records, only net/ its connections, and both its errors."""
     doors = {
         "aiokafka.record": {"batches"},
         "aiokafka.conn": {"net"},
@@ -196,9 +196,9 @@ def test_each_part_of_aiokafka_is_imported_by_one_package(modules):
 def test_tasks_are_created_in_known_modules(modules):
     """Tasks outside task groups are created by few modules, each for a reason.
 
-    The supervisor and a producer hold their task group in one, since other tasks may start and stop them; ``run`` needs
-    one for its main coroutine. Workers of an executor have contexts of their own, which task groups do not provide. A
-    stop hook is abandoned if it ignores its cancellation, and a task group would wait for it.
+    The supervisor and a producer keep their task group in a task, since other tasks may start and stop them. ``run``
+    needs one for its main coroutine. Workers of an executor have contexts of their own, which task groups do not
+    provide. A stop hook is abandoned if it ignores its cancellation, and a task group would wait for it.
     """
     makers = {
         "tailrace/app/closing.py": {"ensure_future"},
@@ -229,8 +229,8 @@ def test_tasks_are_created_in_known_modules(modules):
 OTHER_POSITIONS = {"tailrace/spark/worker/arrow_source.py", "tailrace/testing/log_source.py"}
 
 
-def test_one_module_of_the_consumer_begins_and_resets_positions(modules):
-    """Only ``StartPositions`` places a consumer's position."""
+def test_one_module_of_the_consumer_starts_and_resets_positions(modules):
+    """Only ``StartPositions`` changes a consumer's position at its start or a reset."""
     placing = "tailrace/consumer/positions/start_positions.py"
     calls: dict[str, list[str]] = defaultdict(list)
     for module in modules:
@@ -260,7 +260,7 @@ DELIVERY_FIELDS = {
 
 
 def test_one_module_changes_delivery_progress(modules):
-    """Others hold leases and report completion to them; a class may change its own attributes."""
+    """Only the modules of delivery change its attributes; a class may change its own."""
     wrong = [
         f"{module.where}:{target.lineno}: {ast.unparse(target)}"
         for module in modules
@@ -301,8 +301,8 @@ WALL_CLOCK = {
 }
 
 
-def test_time_is_passed_in(modules):
-    """A consumer uses the clock of its event loop; only code outside a loop may use another."""
+def test_clocks_are_those_of_the_event_loop(modules):
+    """A consumer uses the clock of its event loop, and only code outside a loop uses another one."""
     wrong = []
     for module in modules:
         if module.name.startswith(("tailrace.embedded", "tailrace.cli", "tailrace.testing")):
@@ -322,7 +322,7 @@ def test_time_is_passed_in(modules):
 
 
 def test_the_pytest_plugin_imports_only_pytest(modules):
-    """Every pytest run loads the plugin, so it imports only pytest and the standard library at import time."""
+    """The plugin, which each pytest run loads, imports only pytest and the standard library."""
     plugin = next(module for module in modules if module.name == "pytest_tailrace")
 
     imported = {one.module.partition(".")[0] for one in plugin.imports(at_import_time=True)}
@@ -331,12 +331,12 @@ def test_the_pytest_plugin_imports_only_pytest(modules):
 
 
 def test_nothing_imports_the_pytest_plugin(modules):
-    """The package does not depend on the plugin."""
+    """No module of the package imports the plugin."""
     assert [m.where for m in modules if any(one.module == "pytest_tailrace" for one in m.imports())] == []
 
 
 def test_folders_of_tests_mirror_packages(modules):
-    """Except those about the project as a whole."""
+    """Folders of tests have the names of packages, except those about the project as a whole."""
     tests = Path(__file__).parents[1]
     packages = {module.where.removeprefix("tailrace/").rpartition("/")[0] for module in modules} - {""}
     folders = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")}

@@ -26,12 +26,12 @@ CALLBACKS = {
 
 
 def test_every_module_has_a_docstring(modules):
-    """The docstring describes the contents of the module."""
+    """Each module has a docstring."""
     assert [m.where for m in modules if not ast.get_docstring(m.tree)] == []
 
 
 def test_public_definitions_have_docstrings(modules):
-    """Classes, functions and methods, except messages and stubs."""
+    """Public classes, functions and methods have docstrings, except messages and stubs."""
     silent = [
         f"{module.where}:{node.lineno}: {name}"
         for module in modules
@@ -70,7 +70,7 @@ def stubs_of(module) -> set[str]:
 
 
 def test_exported_names_exist(modules):
-    """All names of ``__all__`` can be imported."""
+    """Each name of ``__all__`` can be imported."""
     missing = [
         f"{module.name}.{name}"
         for module in modules
@@ -82,7 +82,7 @@ def test_exported_names_exist(modules):
 
 
 def test_exports_are_sorted(modules):
-    """``__all__`` has constants, classes and functions in order, without duplicates."""
+    """``__all__`` has constants, classes and functions in this order, each sorted and without duplicates."""
 
     def place(name: str) -> tuple[object, ...]:
         kind = 0 if name.isupper() else 1 if name[0].isupper() else 2
@@ -94,7 +94,7 @@ def test_exports_are_sorted(modules):
 
 
 def test_exports_are_complete(modules):
-    """``__all__`` has all public classes and functions and all imported names, and no private ones."""
+    """``__all__`` has all public classes and functions and all imported names, and no private one."""
     known = {module.name: module for module in modules}
     imported: dict[str, set[str]] = {name: set() for name in known}
     for module in modules:
@@ -139,7 +139,7 @@ def test_files_are_short(modules):
 
 
 def test_the_module_map_names_modules_that_exist(modules):
-    """All answers of the module map are modules."""
+    """Each module that the module map names exists."""
     page = Path(__file__).parents[2] / "docs" / "explanation" / "module-map.md"
 
     answers = re.findall(r"\? \| `([\w/]+\.py)` \|", page.read_text(encoding="utf-8"))

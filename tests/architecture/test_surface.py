@@ -63,8 +63,8 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("front", SURFACE)
-def test_public_names_come_from_the_front_page(front, modules):
-    """Documented names can be imported from the documented package."""
+def test_public_names_can_be_imported(front, modules):
+    """Each documented name can be imported from the documented package."""
     here = [module for module in modules if f"{module.name}.".startswith(f"{front}.")]
     defined = {name for module in here for name, _ in module.public_definitions()}
     wanted = SURFACE[front] & defined
@@ -76,7 +76,7 @@ def test_public_names_come_from_the_front_page(front, modules):
 
 
 def test_consumer_has_only_documented_methods():
-    """Every public method of Consumer is documented, and none has a second name."""
+    """Each public method of Consumer is documented, and none has a second name."""
     public = {name for name, _ in inspect.getmembers(tailrace.Consumer) if not name.startswith("_")}
 
     assert public <= set(CONSUMER.split())
@@ -87,14 +87,14 @@ def test_consumer_has_only_documented_methods():
 
 
 def test_consumer_options_equal_consumer_config():
-    """Both have the same names in the same order."""
+    """Consumer and ConsumerConfig have the same options in the same order."""
     assert list(ConsumerOptions.__annotations__) == [field.name for field in dataclasses.fields(ConsumerConfig)]
     assert not ConsumerOptions.__required_keys__
 
 
 @pytest.mark.parametrize("name", ConsumerOptions.__annotations__)
 def test_types_of_options_match(name):
-    """An option accepts the type in its config, any sequence for a tuple, and more only if it is converted."""
+    """An option of Consumer has the type of its field in ConsumerConfig, or a type that is converted to it."""
     holds, takes = (
         members(typing.get_type_hints(ConsumerConfig)[name]),
         members(anything_for_variables(typing.get_type_hints(ConsumerOptions)[name])),
@@ -111,7 +111,7 @@ def members(hint: object) -> set[object]:
 
 
 def anything_for_variables(hint: object) -> object:
-    """The type with ``Any`` in place of the types of keys and values."""
+    """Return the type with ``Any`` in place of the types of keys and values."""
     variables = getattr(hint, "__parameters__", ())
     return hint[(typing.Any,) * len(variables)] if variables else hint
 
@@ -128,7 +128,7 @@ def test_every_option_has_a_default_and_a_unit(option):
 
 
 def test_options_of_handlers_and_apps_are_those_that_are_documented():
-    """HandlerOptions and AppOptions have the names of the classes that hold the values."""
+    """HandlerOptions and AppOptions have the names of the documented options."""
     handler = [field.name for field in dataclasses.fields(Handler)]
     app = [field.name for kind in (AppConfig, TransactionOptions) for field in dataclasses.fields(kind)]
 
@@ -159,7 +159,7 @@ def drawn_tree() -> dict[str, str | None]:
 
 
 def test_the_documented_tree_of_errors_is_correct():
-    """The tree has all errors except some subclasses of BrokerError."""
+    """The tree in the docstring of errors.py has all errors, except some subclasses of BrokerError."""
     real = {one.__name__: one.__base__.__name__ if one is not errors.TailraceError else None for one in ERRORS}
     drawn = drawn_tree()
 
@@ -169,7 +169,7 @@ def test_the_documented_tree_of_errors_is_correct():
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
 def test_every_error_is_exported(error):
-    """Errors can be imported from tailrace, those of the embedded broker from tailrace.testing."""
+    """Each error can be imported from tailrace, those of the embedded broker from tailrace.testing."""
     front = importlib.import_module("tailrace.testing") if error in OF_TESTING else tailrace
 
     assert getattr(front, error.__name__, None) is error
@@ -179,7 +179,7 @@ def test_every_error_is_exported(error):
 
 
 def test_all_errors_are_in_errors_py(modules):
-    """Except `Reject`, which handlers raise."""
+    """All errors are defined in errors.py, except `Reject`, which handlers raise."""
     elsewhere = [
         f"{module.where}: {name}"
         for module in modules
@@ -196,7 +196,7 @@ def is_an_exception(module: str, name: str) -> bool:
 
 
 def made(error: type[errors.TailraceError]) -> errors.TailraceError:
-    """Return an instance, created as in the code."""
+    """Return an instance, created as the code does."""
     if issubclass(error, errors.BrokerError):
         return error(3, "orders: no such topic")
     if error is errors.OffsetOutOfRangeError:
@@ -217,7 +217,7 @@ def made(error: type[errors.TailraceError]) -> errors.TailraceError:
     ids=["pickle", "copy", "deep"],
 )
 def test_errors_can_be_pickled_and_copied(error, travel):
-    """Type, message and attributes are kept."""
+    """A pickled or copied error keeps its type, message and attributes."""
     before = made(error)
 
     after = travel(before)
