@@ -1,4 +1,4 @@
-"""BatchWriter: batches are decoded again by the reader of brokers' batches."""
+"""BatchWriter: batches that the reader of brokers' batches decodes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def written(rows, compression: str = "none") -> bytes:
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_batches_round_trip(compression):
-    """Keys, values, headers and timestamps in all codecs, with a valid checksum."""
+    """A written batch has the same keys, values, headers and timestamps when it is read, in all codecs."""
 
     @settings(max_examples=30)
     @given(records)
@@ -71,7 +71,7 @@ def test_a_batch_has_producer_and_sequence(compression):
 
 
 def test_a_full_batch_accepts_no_record():
-    """Appending returns 0 and changes nothing; a first record always fits."""
+    """A full batch accepts no further record, and an empty one accepts a record of any size."""
     writer = BatchWriter(200)
 
     assert writer.append(None, b"x" * 1_000)
@@ -81,7 +81,7 @@ def test_a_full_batch_accepts_no_record():
 
 
 def test_the_default_timestamp_is_now():
-    """Records without a timestamp have the time of their writing."""
+    """A record without a timestamp gets the time at which it is written."""
     writer = BatchWriter(1_000)
     writer.append(None, b"first")
     writer.append(None, b"second", timestamp_ms=1_700_000_000_000)
@@ -118,7 +118,7 @@ def test_an_invalid_record_is_refused(row):
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_a_batch_is_written_for_another_epoch(compression):
-    """The records are the same, and the previous bytes are unchanged."""
+    """A batch written again for another epoch has the same records, and the former bytes are unchanged."""
     writer = BatchWriter(1 << 20, compression, is_transactional=False)
     for number in range(100):
         writer.append(b"k", b"%d" % number)
@@ -138,7 +138,7 @@ def test_a_batch_is_written_for_another_epoch(compression):
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_selected_records_make_a_batch(compression):
-    """Keys, values, headers and timestamps are those of the first batch."""
+    """A batch of selected records has their keys, values, headers and timestamps."""
     writer = BatchWriter(1 << 20, compression)
     for number in range(5):
         writer.append(b"k", b"%d" % number, [("h", None)], 1_000 + number)

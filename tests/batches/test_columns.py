@@ -1,4 +1,4 @@
-"""Columns have the same content as records, with and without the compiled module, and survive hostile bytes."""
+"""Columns have the content of records, with and without the compiled module, and malformed bytes are detected."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def is_compiled(request):
 
 
 def columns_of(data: bytes, position: int = 0, slices: list[int] = (), topic: str = "t") -> pa.RecordBatch | None:
-    """Return the columns of a batch, taken in slices; None if it is malformed."""
+    """Return the columns of a batch, decoded in steps, or None if it is malformed."""
     columns = ColumnBuilder()
     try:
         add(columns, data, position, slices, topic)
@@ -69,7 +69,7 @@ def records_of(data: bytes, position: int = 0, topic: str = "t"):
 @settings(max_examples=60)
 @given(RECORDS, st.integers(0, 22), SLICES)
 def test_columns_have_the_content_of_records(records, position, slices):
-    """From any position, in any slices: nulls, empty values, headers and timestamps are those of the records."""
+    """Columns decoded from any position in steps of any size have the content of the records."""
     data = batch(*records, base_offset=1)
 
     columns = columns_of(data, position, slices)
@@ -84,7 +84,7 @@ def test_columns_have_the_content_of_records(records, position, slices):
 @settings(max_examples=200)
 @given(RECORDS, CHANGES, st.integers(0, 7), SLICES)
 def test_a_damaged_batch_gives_the_columns_of_its_records(records, changes, position, slices):
-    """A damaged batch that the compiled decoder accepts gives the columns of its records; else both raise."""
+    """A damaged batch gives the columns of its records, or is malformed for both decoders."""
     data = bytearray(batch(*records))
     for at, byte in changes:
         data[HEAD + at % (len(data) - HEAD)] = byte
@@ -105,7 +105,7 @@ def test_a_damaged_batch_gives_the_columns_of_its_records(records, changes, posi
 @settings(max_examples=100)
 @given(st.binary(max_size=120), st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**63 - 1))
 def test_any_bytes_are_columns_or_one_typed_error(content, count, position):
-    """Any bytes after the header, with any record count in it, give valid columns or one typed error."""
+    """Any bytes after a batch's header give valid columns or MalformedMessageError."""
     data = bytearray(batch(SentRecord(b"k", b"v", 1, ()))[:HEAD] + content)
     data[8:12] = (len(data) - 12).to_bytes(4, "big")
     data[57:61] = count.to_bytes(4, "big", signed=True)
@@ -119,8 +119,8 @@ def test_any_bytes_are_columns_or_one_typed_error(content, count, position):
 @pytest.mark.usefixtures("is_compiled")
 @settings(max_examples=100)
 @given(RECORDS, st.integers(0, 400), st.integers(0, 255))
-def test_a_malformed_slice_adds_no_rows(records, at, byte):
-    """A malformed slice leaves the rows before it as they were, and more can be added after it."""
+def test_malformed_records_add_no_rows(records, at, byte):
+    """Malformed records add no rows to the columns, and further ones can be added."""
     good, bad = batch(*SOME), bytearray(batch(*records))
     bad[HEAD + at % (len(bad) - HEAD)] = byte
     columns = ColumnBuilder()
@@ -159,7 +159,7 @@ def test_timestamps_are_those_of_the_broker_with_log_append_time(is_compiled):
 
 
 def test_the_schema_is_the_documented_one(is_compiled):
-    """The columns have the documented names, types and nulls."""
+    """The columns have the documented names, types and nullability."""
     found = columns_of(batch(*SOME))
 
     assert {one.name: str(one.type) for one in found.schema} == {
@@ -177,8 +177,8 @@ def test_the_schema_is_the_documented_one(is_compiled):
     assert found.column("headers").to_pylist()[0] == [{"key": "trace", "value": b"1"}, {"key": "empty", "value": None}]
 
 
-def test_one_batch_holds_slices_of_several_topics_and_records(is_compiled):
-    """Slices of several topics, of batches and of decoded records, come in the order in which they were added."""
+def test_one_batch_has_records_of_several_topics(is_compiled):
+    """Columns may have records of several topics, from batches and decoded ones, in the order of their addition."""
     data, columns = batch(*SOME), ColumnBuilder()
     expected = []
     for topic in ("a", "a", "b", "a"):
@@ -200,7 +200,7 @@ def test_one_batch_holds_slices_of_several_topics_and_records(is_compiled):
 
 
 def test_rows_have_the_offsets_of_their_records(is_compiled):
-    """The rows that were added know their partition and offsets, also after the batch is finished."""
+    """Added rows have their partition and offsets, also after the batch is finished."""
     columns = ColumnBuilder()
     add(columns, batch(*SOME))
     rows = split(memoryview(batch(*SOME, *SOME, base_offset=40)))[0].decode("t", 3, 42).take_into(columns, 3)
@@ -226,13 +226,13 @@ def test_a_batch_is_full_before_a_column_has_2_gib(is_compiled, monkeypatch):
 
 
 def test_no_rows_are_an_empty_batch(is_compiled):
-    """Columns to which nothing was added are an empty batch."""
+    """Without rows, a builder returns an empty batch."""
     assert ColumnBuilder().finish().num_rows == 0
     assert columns_of(batch(SentRecord(b"k", b"v"), codec=NONE), position=5).num_rows == 0
 
 
 def test_a_missing_pyarrow_is_a_typed_error(monkeypatch):
-    """Without pyarrow, the error tells the command that installs it."""
+    """Without pyarrow, an error has the command that installs it."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
 
     with pytest.raises(ConfigurationError, match=r"pip install .*\[arrow\]"):

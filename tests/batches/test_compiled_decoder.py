@@ -1,4 +1,4 @@
-"""The compiled decoder gives the same records as the pure one, and survives hostile bytes."""
+"""The compiled decoder returns the same records as the pure one, and malformed bytes are detected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(not COMPILED, reason="tailrace was installed wit
 
 
 def decoded(data: bytes, position: int, slices: list[int]) -> list[Record] | None:
-    """Return all records of a batch, taken in slices, or None if it is malformed."""
+    """Return all records of a batch, decoded in steps, or None if it is malformed."""
     try:
         decoder = split(memoryview(data))[0].decode("t", 3, position)
         records = [record for count in [*slices, 100, 1] for record in decoder.take(count)]
@@ -42,9 +42,9 @@ def decoded(data: bytes, position: int, slices: list[int]) -> list[Record] | Non
 @settings(max_examples=300)
 @given(RECORDS, CHANGES, st.integers(0, 7), st.lists(st.integers(1, 3), max_size=3))
 def test_both_decoders_agree(records, changes, position, slices):
-    """For any batch, read from any position in any slices, both give the same records.
+    """Both decoders return the same records of a batch, from any position and in steps of any size.
 
-    A damaged batch that both accept gives the same records; each may refuse some that the other accepts.
+    If both accept a damaged batch, they return the same records; each may refuse one that the other accepts.
     """
     data = bytearray(batch(*records))
     for at, byte in changes:
@@ -58,7 +58,7 @@ def test_both_decoders_agree(records, changes, position, slices):
 
 
 def test_records_without_headers_are_not_tracked_by_the_garbage_collector():
-    """So that decoding never makes it run: neither a record nor a part of it is a container."""
+    """Records without headers have no containers, so that decoding causes no garbage collection."""
     records = split(memoryview(batch(*[SentRecord(b"k", b"v", 1, ())] * 3)))[0].decode("t", 3, 0).take(3)
 
     assert len(records) == 3
@@ -68,7 +68,7 @@ def test_records_without_headers_are_not_tracked_by_the_garbage_collector():
 @settings(max_examples=200)
 @given(st.binary(max_size=120), st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**63 - 1))
 def test_any_bytes_are_records_or_one_typed_error(content, count, position):
-    """Any bytes after the header, with any record count in it, give records or one typed error."""
+    """Any bytes after a batch's header give records or MalformedMessageError."""
     data = bytearray(batch(SentRecord(b"k", b"v", 1, ()))[:HEAD] + content)
     data[8:12] = (len(data) - 12).to_bytes(4, "big")
     data[57:61] = count.to_bytes(4, "big", signed=True)
@@ -124,8 +124,9 @@ print("survived")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_byte_is_read_outside_of_the_batch(tmp_path):
-    """200,000 damaged batches, some also into columns, are decoded by a build with gcc's address sanitizer, which ends
-    the process at any access outside of the batch or of the columns.
+    """The decoder reads no byte outside of any of 200,000 damaged batches.
+
+    A build with gcc's address sanitizer would end at the first such access.
     """
     source = Path(record_batch.__file__).parents[1] / "_native.pyx"
     if not (compiler := shutil.which("gcc")):

@@ -1,4 +1,4 @@
-"""Decompression is limited exactly, whatever sizes a batch claims."""
+"""Decompression has an exact limit, whatever sizes a batch claims."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bomb(magic: int, codec: int, size: int) -> bytes:
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux only")
 @pytest.mark.parametrize(("magic", "codec"), WRITTEN)
 def test_a_decompression_bomb_takes_no_more_memory_than_the_limit(magic, codec):
-    """128 MiB of zeros with a limit of 8 MiB take little more than that, in all codecs and formats."""
+    """A batch of 128 MiB of zeros needs little more memory than its limit of 8 MiB, in all codecs and formats."""
     done = subprocess.run(
         [sys.executable, "-c", READ, str(LIMIT)],
         input=bomb(magic, CODECS[codec], PLAIN),
@@ -61,7 +61,7 @@ def test_a_decompression_bomb_takes_no_more_memory_than_the_limit(magic, codec):
 
 @pytest.mark.parametrize(("magic", "codec"), WRITTEN)
 def test_the_limit_is_exact(magic, codec):
-    """A batch of the size of the limit is decompressed; with one byte less it is not, and can be retried."""
+    """A batch of the size of the limit is decompressed, and one that exceeds it by a byte is not."""
     data = bomb(magic, CODECS[codec], 100_000)
     plain = len(bomb(magic, 0, 100_000)) - (61 if magic == 2 else 0)
     (one,) = split(memoryview(data))
@@ -75,7 +75,7 @@ def test_the_limit_is_exact(magic, codec):
 
 
 def test_a_size_in_a_header_is_not_trusted():
-    """A wrong size changes neither the result nor the memory used."""
+    """A wrong size in a header changes neither the result nor the memory."""
     plain = bytes(MIB)
     gzip = bytearray(cramjam.gzip.compress(plain))
     gzip[-4:] = struct.pack("<I", 5)
@@ -95,7 +95,7 @@ def test_a_size_in_a_header_is_not_trusted():
 )
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
 def test_error_texts_do_not_matter(codec, plain, monkeypatch):
-    """A full buffer and invalid bytes are distinguished without the text of cramjam's error."""
+    """A batch above the limit and invalid bytes are distinguished without the text of cramjam's error."""
     stream = decompression._STREAMS[CODECS[codec]]
 
     def reworded(packed, room):
@@ -114,7 +114,7 @@ def test_error_texts_do_not_matter(codec, plain, monkeypatch):
 
 
 def test_concatenated_streams_are_read():
-    """The limit applies to all of them together."""
+    """Concatenated streams are decompressed, and the limit applies to all of them together."""
     for name in ("gzip", "lz4", "zstd"):
         packed = bytes(getattr(cramjam, name).compress(bytes(50_000)))
         assert decompress(CODECS[name], memoryview(packed * 2), 100_000, b"ab") == b"ab" + bytes(100_000)
@@ -124,7 +124,7 @@ def test_concatenated_streams_are_read():
 
 @pytest.mark.parametrize("cut", [1, 8, 9, 20])
 def test_a_truncated_gzip_stream_is_invalid(cut):
-    """A stream that lacks bytes of its trailer or of its content raises, and is not delivered in part."""
+    """A gzip stream without some bytes of its trailer or its content raises an error."""
     packed = zlib.compress(bytes(range(256)) * 100, wbits=31)
     with pytest.raises(cramjam.DecompressionError):
         decompress(GZIP, memoryview(packed)[:-cut], LIMIT)
@@ -132,13 +132,13 @@ def test_a_truncated_gzip_stream_is_invalid(cut):
 
 @pytest.mark.parametrize("length", [-4, -1, 11, 1 << 30])
 def test_invalid_lengths_of_snappy_blocks_are_malformed(length):
-    """A block of Java's snappy that exceeds the batch neither loops nor crashes."""
+    """A block of Java's snappy that exceeds the batch is malformed."""
     with pytest.raises(MalformedMessageError):
         decompress(SNAPPY, memoryview(b"\x82SNAPPY\0" + bytes(8) + struct.pack(">i", length) + bytes(10)), LIMIT)
 
 
 def test_many_small_messages_of_an_old_format_are_read_one_by_one():
-    """A million inner messages are not decoded before the first one is read."""
+    """The first of a million inner messages is returned before the others are decoded."""
     inside = old_batch(SentRecord(None, None), magic=1)
     count = 100_000
     whole = bytearray(old_batch(SentRecord(None, bytes(cramjam.gzip.compress(inside * count))), magic=1))

@@ -1,4 +1,4 @@
-"""Record batches of all codecs and formats: whole, truncated, garbled, and read from the middle."""
+"""Record batches of all codecs and formats: whole, truncated, malformed, and read from the middle."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def records_of(data: bytes, position: int = 0) -> list[Record]:
 
 
 def expected(magic: int, records: tuple[SentRecord, ...], base_offset: int) -> list[Record]:
-    """Return the fields that a format keeps."""
+    """Return the fields that a format has."""
     return [
         Record(
             *("t", 3, base_offset + at, one.key, one.value, one.timestamp if magic else -1),
@@ -79,7 +79,7 @@ def expected(magic: int, records: tuple[SentRecord, ...], base_offset: int) -> l
 
 @written
 def test_records_round_trip(magic, codec):
-    """Key, value, timestamp, headers and offset in all codecs and formats; null differs from empty."""
+    """Records keep key, value, timestamp, headers and offset in all codecs and formats, and null differs from empty."""
 
     @settings(max_examples=15)
     @given(st.lists(SAID, min_size=1, max_size=4).map(tuple), st.integers(0, 1 << 40))
@@ -92,7 +92,7 @@ def test_records_round_trip(magic, codec):
     check()
 
 
-def test_formats_may_be_mixed_in_one_answer():
+def test_formats_may_be_mixed_in_one_response():
     """A response may contain batches of several formats (B12)."""
     data = (
         made(0, *FIVE)
@@ -108,8 +108,8 @@ def test_formats_may_be_mixed_in_one_answer():
     assert [record.value for record in records] == [one.value for one in FIVE] * 5
 
 
-def test_the_header_of_a_batch():
-    """Offsets, size, leader epoch and producer id are known before decoding."""
+def test_the_header_of_a_batch_is_read_before_decoding():
+    """The offsets, size, leader epoch and producer id of a batch are known before it is decoded."""
     data = batch(*FIVE, base_offset=70, leader_epoch=4, producer_id=9, is_transactional=True)
     (plain,) = split(memoryview(batch(*FIVE, producer_id=9)))
 
@@ -124,12 +124,12 @@ def test_the_header_of_a_batch():
 
 
 def test_an_old_format_has_no_epoch():
-    """In formats 0 and 1, a checksum is in place of the leader epoch."""
+    """Batches of formats 0 and 1 have the leader epoch -1."""
     assert [one.leader_epoch for one in split(memoryview(made(1, *FIVE)))] == [-1] * 5
 
 
 def test_gaps_of_compaction_are_left_as_they_are():
-    """The end offset of a batch remains if its last records were compacted away."""
+    """A batch keeps its end offset if compaction removed its last records."""
     data = bytearray(batch(*FIVE, base_offset=10))
     data[23:27] = (99).to_bytes(4, "big")  # the last offset, relative to the first
 
@@ -140,7 +140,7 @@ def test_gaps_of_compaction_are_left_as_they_are():
 
 
 def test_the_brokers_time_replaces_the_producers():
-    """With ``message.timestamp.type=LogAppendTime``, records have the timestamp of the batch, in both formats."""
+    """With ``message.timestamp.type=LogAppendTime``, records have the timestamp of the batch."""
     new = bytearray(batch(*FIVE))
     new[22] |= 0x08
     new[35:43] = (5_000).to_bytes(8, "big")
@@ -153,12 +153,12 @@ def test_the_brokers_time_replaces_the_producers():
         assert {(record.timestamp, record.timestamp_type) for record in found} == {(5_000, "LogAppendTime")}
 
 
-# ---- a slice at a time -----------------------------------------------------------------------------------------
+# ---- decoding in steps ---------------------------------------------------------------------------------------
 
 
 @written
 def test_reading_may_begin_in_the_middle(magic, codec):
-    """Records before the position are left out; old compressed batches have offsets only after decompression."""
+    """Records before the position are not returned."""
     data = made(magic, *FIVE, codec=codec, base_offset=10)
 
     for position in range(8, 17):
@@ -166,8 +166,8 @@ def test_reading_may_begin_in_the_middle(magic, codec):
 
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=8), st.integers(0, 12))
-def test_slices_of_any_size_return_each_record_once(sizes, position):
-    """With any slice sizes, each record from the position on is returned once, in order."""
+def test_steps_of_any_size_return_each_record_once(sizes, position):
+    """Decoding in steps of any size returns each record from the position on once and in order."""
     records = tuple(SentRecord(None, b"%d" % n) for n in range(12))
     (one,) = split(memoryview(batch(*records, codec=GZIP)))
     decoder = one.decode("t", 0, position)
@@ -182,7 +182,7 @@ def test_slices_of_any_size_return_each_record_once(sizes, position):
 
 
 def test_batches_are_decoded_only_when_read():
-    """Invalid bytes inside a batch raise when records are taken, not before."""
+    """Invalid bytes inside a batch raise when its records are read, not before."""
     data = bytearray(batch(*FIVE, codec=GZIP))
     data[61:] = bytes(len(data) - 61)
 
@@ -195,7 +195,7 @@ def test_batches_are_decoded_only_when_read():
 
 @pytest.mark.parametrize("magic", [1, 2])
 def test_a_batch_shares_the_frames_memory(magic):
-    """Nothing is copied before decoding; records outlive batch and frame."""
+    """A batch is a view of its frame until it is decoded, and its records remain valid after both."""
     frame = bytearray(made(magic, SentRecord(None, b"before")))
     (one,) = split(memoryview(frame))
     (early,) = split(memoryview(frame))[0].decode("t", 0, 0).take(1)
@@ -216,7 +216,7 @@ def test_a_batch_shares_the_frames_memory(magic):
     ids=["a small share", "a large share", "a small frame"],
 )
 def test_a_small_share_does_not_keep_a_large_frame(size, beside, is_kept):
-    """Record sets that are small compared to their frame are copied."""
+    """A record set that is small compared to its frame is copied, so that the frame can be freed."""
     ours = made(2, SentRecord(None, b"x" * size))
     frame = bytearray(ours) + bytes(beside)
     with memoryview(frame) as whole:
@@ -234,7 +234,7 @@ def test_a_small_share_does_not_keep_a_large_frame(size, beside, is_kept):
 
 
 def test_abort_markers_are_recognized():
-    """A control batch has a commit or abort marker; a batch of records has none."""
+    """A control batch is recognized as commit or abort, and a batch of records as neither."""
     abort = split(memoryview(marker(ABORT, base_offset=5, producer_id=7)))[0]
     commit = split(memoryview(marker(COMMIT, base_offset=5, producer_id=7)))[0]
     data = split(memoryview(batch(*FIVE)))[0]
@@ -248,7 +248,7 @@ def test_abort_markers_are_recognized():
 
 
 def test_a_marker_that_cannot_be_read_is_malformed():
-    """A control record whose key is too short is not taken for a commit."""
+    """A control record whose key is too short is malformed, and does not count as a commit."""
     data = bytearray(batch(SentRecord(b"\x00", None), producer_id=7, is_transactional=True))
     data[22] |= 0x20
 
@@ -263,7 +263,7 @@ def test_a_marker_that_cannot_be_read_is_malformed():
 
 @written
 def test_a_truncated_batch_is_left_out(magic, codec):
-    """Brokers fill a response to its maximum size, so its last batch may be incomplete."""
+    """A batch that is truncated at the end of a response is omitted."""
     first, second = made(magic, *FIVE[:1], codec=codec), made(magic, *FIVE[1:2], codec=codec, base_offset=1)
 
     for end in range(len(second)):
@@ -272,13 +272,12 @@ def test_a_truncated_batch_is_left_out(magic, codec):
 
 
 def test_an_empty_record_set_has_no_batches():
-    """An empty record set has no batches."""
     assert split(memoryview(b"")) == []
 
 
 @written
 def test_a_changed_bit_breaks_the_checksum(magic, codec):
-    """Any flipped bit after the checksum is detected."""
+    """A flipped bit after the checksum is detected."""
     data = made(magic, SentRecord(b"k", b"v" * 20), codec=codec)
     begin = 21 if magic == 2 else 18
     random = Random(5)
@@ -310,7 +309,7 @@ def test_an_impossible_batch_length_is_malformed(data, why):
 
 @written
 def test_garbled_batches_are_records_or_malformed(magic, codec):
-    """Flipped bits result in records or MalformedMessageError, also without checking the checksum."""
+    """A batch with flipped bits gives records or MalformedMessageError, also without checking the checksum."""
     random = Random(magic * 8 + codec)
     data, read, malformed = made(magic, *FIVE, codec=codec), 0, 0
 
@@ -333,7 +332,7 @@ def test_garbled_batches_are_records_or_malformed(magic, codec):
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 def test_garbage_inside_a_compressed_message_is_malformed(codec):
-    """Lengths inside an old compressed message are checked."""
+    """Invalid lengths inside an old compressed message are malformed."""
     for length in (-12, -1, 0, 21, 1 << 20, -(1 << 31)):
         inside = bytearray(made(1, *FIVE))
         inside[8:12] = length.to_bytes(4, "big", signed=True)
@@ -342,8 +341,8 @@ def test_garbage_inside_a_compressed_message_is_malformed(codec):
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
-def test_offsets_inside_a_compressed_message(codec):
-    """In format 1 they are relative, with the last one's in the outer message; in format 0 absolute."""
+def test_offsets_inside_a_compressed_message_are_resolved(codec):
+    """Offsets of inner messages are relative to the outer message in format 1, and absolute in format 0."""
     one = wrapped(made(1, *FIVE), codec)
     zero = bytearray(made(0, *FIVE, codec=GZIP))
 
@@ -352,7 +351,7 @@ def test_offsets_inside_a_compressed_message(codec):
 
 
 def test_key_and_value_fill_an_old_message_exactly():
-    """Key and value fill a message completely, and only -1 is null."""
+    """An old message is malformed if bytes follow its value, or if a length is negative and not -1."""
     data = made(1, SentRecord(b"k", b"v"))
     longer = data[:8] + (len(data) - 12 + 3).to_bytes(4, "big") + data[12:] + bytes(3)
     with pytest.raises(MalformedMessageError, match="3 bytes left over"):
@@ -385,14 +384,14 @@ def zigzag(number: int) -> bytes:
 
 
 def test_a_message_compressed_twice_is_malformed():
-    """Only one level of compression is valid."""
+    """A compressed message inside a compressed one is malformed."""
     with pytest.raises(MalformedMessageError, match="inner message is compressed"):
         records_of(wrapped(made(1, *FIVE, codec=GZIP), GZIP))
 
 
 @pytest.mark.parametrize(("magic", "codec"), [(0, LZ4), (0, ZSTD), (1, ZSTD), (1, 7)])
 def test_a_codec_that_a_format_does_not_have_is_malformed(magic, codec):
-    """Zstandard came with format 2, and format 0 has its own variant of LZ4 (KAFKA-3160)."""
+    """A codec that the message format does not have is malformed, such as Zstandard in formats 0 and 1."""
     data = bytearray(made(magic, SentRecord(None, b"x"), codec=GZIP))
     data[17] = codec
 
@@ -410,7 +409,7 @@ def test_truncated_snappy_blocks_are_malformed():
 
 
 def test_an_unknown_codec_is_malformed():
-    """The error names the codec."""
+    """An unknown codec in format 2 is malformed."""
     data = bytearray(batch(*FIVE))
     data[22] |= 5
 
