@@ -61,7 +61,7 @@ async def both_assigned(first: AiokafkaInterface, second: AiokafkaInterface, par
 
 
 async def test_offset_behavior__resuming_behavior(compat):
-    """The partitions of a stopped member are read by the other one from where it stopped."""
+    """When a member stops, the other one continues its partitions at the committed offsets."""
     sent = compat.send(0, range(100)) + compat.send(1, range(100, 200))
     first = await compat.started(heartbeat_interval_ms=100)
     second = await compat.started(heartbeat_interval_ms=100)
@@ -75,7 +75,7 @@ async def test_offset_behavior__resuming_behavior(compat):
 
 
 async def test_subscribe_manual(compat):
-    """assign() is refused beside a subscription; afterwards each choice replaces the one before."""
+    """assign() raises beside a subscription, and after unsubscribe() each call replaces the former one."""
     sent = compat.send(0, range(10)), compat.send(1, range(10, 20))
     consumer = await compat.started()
     with pytest.raises(ConsumerStateError, match=re.escape("unsubscribe() first")):
@@ -91,7 +91,7 @@ async def test_subscribe_manual(compat):
 
 
 async def test_manual_subscribe_pattern(compat):
-    """Pattern, commits and seek_to_committed work, and then a subscription by name in the same group."""
+    """A subscription by pattern commits and resumes, and a subscription by name follows in the same group."""
     sent = compat.send(0, range(10)), compat.send(1, range(10, 20))
     options = {"group_id": compat.group, **NEVER}
     consumer = compat.consumer(**options)
@@ -114,7 +114,7 @@ async def test_manual_subscribe_pattern(compat):
 
 
 async def test_subscribe_errors(compat):
-    """Topics and pattern, neither, an invalid pattern, and a name in place of a list are refused."""
+    """subscribe() raises for topics with a pattern, for neither, and for invalid ones."""
     consumer = await compat.started()
     inner = consumer.inner
     for topics, pattern in (((compat.topic,), "some"), ((), None), ((), "^(spome(")):
@@ -145,7 +145,10 @@ async def test_consumer_group_without_subscription(compat):
 
 @pytest.mark.parametrize("group_id", ["in-a-group", None])
 async def test_consumer_subscribe_pattern_with_autocreate(compat, group_id):
-    """Also test_consumer_subscribe_pattern_autocreate_no_group_id: topics that appear are subscribed to and read."""
+    """Topics that are created later and match the pattern are read.
+
+    This includes aiokafka's test_consumer_subscribe_pattern_autocreate_no_group_id.
+    """
     prefix = f"{compat.group}-pattern-"
     group_id = group_id and compat.group
     consumer = compat.consumer(group_id=group_id, metadata_max_age_ms=200, auto_offset_reset="earliest")
@@ -165,7 +168,7 @@ async def test_consumer_subscribe_pattern_with_autocreate(compat, group_id):
 
 
 async def test_consumer_rebalance_on_new_topic(compat):
-    """A new topic that matches the pattern is divided among the members."""
+    """The partitions of a new topic that matches the pattern are divided among the members."""
     prefix = f"{compat.group}-rebalance-"
     members = []
     for _ in range(2):
@@ -183,7 +186,7 @@ async def test_consumer_rebalance_on_new_topic(compat):
 
 
 async def test_exclude_internal_topics(compat):
-    """With ``exclude_internal_topics=False`` a pattern matches Kafka's own topics too."""
+    """With ``exclude_internal_topics=False``, a pattern matches Kafka's own topics, too."""
     before = await compat.started()
     await before.commit({compat.first: 0})
     consumer = compat.consumer(group_id=f"{compat.group}-2", exclude_internal_topics=False)
@@ -194,7 +197,7 @@ async def test_exclude_internal_topics(compat):
 
 
 async def test_consumer_cleanup_unassigned_data_getone(compat):
-    """After a new subscription no buffered record of the former topics is delivered."""
+    """After another subscription, getone() returns no buffered record of the former topics."""
     other, third = compat.new_topic(f"{compat.topic}-other"), compat.new_topic(f"{compat.topic}-third")
     compat.send(0, [1, 2, 3])
     compat.send(0, [5, 6, 7], topic=other)
@@ -209,7 +212,7 @@ async def test_consumer_cleanup_unassigned_data_getone(compat):
 
 
 async def test_consumer_cleanup_unassigned_data_getmany(compat):
-    """The same is true of getmany."""
+    """After another subscription, getmany() returns no buffered record of the former topics."""
     other, third = compat.new_topic(f"{compat.topic}-other"), compat.new_topic(f"{compat.topic}-third")
     compat.send(0, [1, 2, 3])
     compat.send(0, [5, 6, 7], topic=other)
@@ -226,7 +229,7 @@ async def test_consumer_cleanup_unassigned_data_getmany(compat):
 
 
 async def test_consumer_fast_unsubscribe(compat):
-    """unsubscribe() before the group has answered."""
+    """unsubscribe() may be called before the group has answered."""
     consumer = Consumer(bootstrap_servers=compat.server.bootstrap_servers, group_id=compat.group)
     async with consumer, asyncio.timeout(20):
         await consumer.subscribe(compat.topic)
@@ -235,7 +238,7 @@ async def test_consumer_fast_unsubscribe(compat):
 
 
 async def test_consumer_manual_assignment_with_group(compat):
-    """Offsets of assigned partitions are committed for the group, and read on from."""
+    """Offsets of assigned partitions are committed for the group, and the next consumer continues there."""
     compat.send(0, range(10))
     for begin in (0, 5):
         consumer = compat.consumer(group_id=compat.group, **NEVER)
@@ -247,7 +250,7 @@ async def test_consumer_manual_assignment_with_group(compat):
 
 
 async def test_consumer_manual_assignment_no_group_before_start(compat):
-    """assign() before start()."""
+    """assign() may be called before start()."""
     compat.send(0, range(10))
     consumer = compat.consumer(group_id=None, **NEVER)
     consumer.assign([compat.first])
@@ -257,7 +260,7 @@ async def test_consumer_manual_assignment_no_group_before_start(compat):
 
 
 async def test_consumer_manual_assignment_no_group_after_start(compat):
-    """assign() after start()."""
+    """assign() may be called after start()."""
     compat.send(0, range(10))
     consumer = compat.consumer(group_id=None, **NEVER)
     await consumer.start()
@@ -267,7 +270,7 @@ async def test_consumer_manual_assignment_no_group_after_start(compat):
 
 
 async def test_consumer_seek_on_unassigned(compat):
-    """Seeks of a partition that is not assigned are refused."""
+    """A seek of a partition that is not assigned raises."""
     consumer = compat.consumer(group_id=compat.group, **NEVER)
     await consumer.start()
     consumer.assign([compat.first])
@@ -278,7 +281,7 @@ async def test_consumer_seek_on_unassigned(compat):
 
 
 async def test_consumer_seek_errors(compat):
-    """Wrong offsets and partitions are refused."""
+    """A seek with a wrong offset or partition raises."""
     consumer = await compat.started()
     for offset in (-1, ""):
         with pytest.raises(ConfigurationError, match="offset="):
@@ -289,7 +292,7 @@ async def test_consumer_seek_errors(compat):
 
 
 async def test_consumer_arguments(compat):
-    """Values that an option does not take are refused."""
+    """Invalid values of options raise."""
     for options in ({"security_protocol": "SOME"}, {"isolation_level": "READ_CCC"}, {"security_protocol": "SASL_SSL"}):
         with pytest.raises(ConfigurationError, match=next(iter(options)) + "|sasl_plain"):
             compat.consumer(compat.topic, **options)
@@ -299,7 +302,7 @@ async def test_consumer_arguments(compat):
 
 
 async def test_consumer_commit_validation(compat):
-    """Wrong offsets, metadata and partitions are refused, and commits without a membership."""
+    """commit() raises for wrong offsets, metadata and partitions, and without a membership."""
     consumer = await compat.started()
     for wrong in ({}, "something", {compat.first: "5"}, {"my_topic": OffsetAndMetadata(0)}):
         with pytest.raises(ConfigurationError):
@@ -315,7 +318,7 @@ async def test_consumer_commit_validation(compat):
 
 
 async def test_consumer_position(compat):
-    """The position moves with each record; that of an unassigned partition is an error, also after unsubscribe()."""
+    """position() follows each record, and raises for a partition that is not assigned."""
     compat.send(0, [1, 2, 3])
     consumer = await compat.started(enable_auto_commit=False)
 
@@ -330,7 +333,7 @@ async def test_consumer_position(compat):
 
 
 async def test_consumer_commit_no_group(compat):
-    """Without a group there is nothing to commit, and nothing committed."""
+    """Without a group, commit() and committed() raise."""
     consumer = await compat.started(group_id=None)
     offset = await consumer.position(compat.first)
 
@@ -341,7 +344,7 @@ async def test_consumer_commit_no_group(compat):
 
 
 async def test_consumer_commit(compat):
-    """A commit takes offsets, or offsets with metadata."""
+    """commit() accepts offsets, with or without metadata."""
     compat.send(0, [1, 2, 3])
     consumer = await compat.started()
 
@@ -369,7 +372,7 @@ async def test_commit_not_blocked_by_long_poll_fetch(compat):
 
 
 async def test_offsets_for_times_single(compat):
-    """Offsets by time, and both ends of the log."""
+    """offsets_for_times(), beginning_offsets() and end_offsets() return the offsets of a partition."""
     high = int(time.time() * 1000)
     compat.send(0, [1], timestamp=high - 2_000)
     compat.send(0, [1], timestamp=high)
@@ -386,7 +389,7 @@ async def test_offsets_for_times_single(compat):
 
 
 async def test_kafka_consumer_offsets_search_many_partitions(compat):
-    """Offsets of several partitions are found by one call."""
+    """Offsets of several partitions are returned by one call."""
     now = int(time.time() * 1000)
     both = (compat.first, compat.second)
     for partition in both:
@@ -401,7 +404,7 @@ async def test_kafka_consumer_offsets_search_many_partitions(compat):
 
 
 async def test_kafka_consumer_offsets_errors(compat):
-    """A negative time and an unknown partition are errors."""
+    """A negative time and an unknown partition raise."""
     consumer = await compat.started()
     with pytest.raises(ConfigurationError, match="a time must be milliseconds since 1970"):
         await consumer.offsets_for_times({compat.first: -1})
@@ -413,7 +416,7 @@ async def test_kafka_consumer_offsets_errors(compat):
 
 
 async def test_rebalance_listener_with_coroutines(compat):
-    """The next owners start at the offsets that a listener committed before the revocation."""
+    """The next owners start at the offsets that a listener commits before the revocation."""
     compat.send(0, range(10))
     compat.send(1, range(10, 20))
     both = {compat.first, compat.second}
@@ -449,7 +452,7 @@ async def test_rebalance_listener_with_coroutines(compat):
 
 
 async def test_rebalance_listener_no_deadlock_callbacks(compat):
-    """A listener may ask for offsets and seek."""
+    """A listener may query offsets and seek."""
     found: list[object] = []
 
     class Seeking(Listener):
@@ -477,7 +480,7 @@ async def test_consumer_invalid_session_timeout(compat):
 
 
 async def test_max_poll_interval_ms(compat):
-    """A member that does not poll loses its partitions to the other one, and may continue later."""
+    """A member that is not polled loses its partitions to the other one, and may continue later."""
     compat.send(0, range(10))
     compat.send(1, range(10, 20))
     stuck = await compat.started(max_poll_interval_ms=3_000, heartbeat_interval_ms=100)

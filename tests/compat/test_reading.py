@@ -19,7 +19,7 @@ def random_string(length: int) -> bytes:
 
 
 async def test_simple_consumer(compat):
-    """Assignment, topics, partitions, committed offsets, 200 records, the high watermark, seek, and stop twice."""
+    """A consumer reads 200 records, and its assignment, offsets, high watermark and seeks are as in aiokafka."""
     compat.send(0, range(100))
     compat.send(1, range(100, 200))
     consumer = await compat.started()
@@ -38,7 +38,7 @@ async def test_simple_consumer(compat):
 
 
 def test_create_consumer_no_running_loop(kafka_server, new_topic, witness):
-    """A consumer may be constructed outside of the loop that runs it."""
+    """A consumer may be created outside of the event loop that runs it."""
     topic = new_topic()
     witness.produce(topic, [b"%d" % n for n in range(10)])
     servers = kafka_server.bootstrap_servers
@@ -52,7 +52,7 @@ def test_create_consumer_no_running_loop(kafka_server, new_topic, witness):
 
 
 async def test_consumer_context_manager(compat):
-    """``async with`` starts and stops, also after an exception."""
+    """``async with`` starts and stops a consumer, also after an exception."""
     compat.send(0, range(10))
     options = {"group_id": compat.group, "auto_offset_reset": "earliest", "enable_auto_commit": False}
 
@@ -86,7 +86,10 @@ async def test_consumer_warn_unclosed(kafka_server):
 
 
 async def test_get_by_partition(compat):
-    """getone(partition) returns that partition's records. Here one task reads; aiokafka's test has two."""
+    """getone(partition) returns records of this partition.
+
+    One task reads here; in aiokafka's test there are two.
+    """
     compat.send(0, range(100))
     compat.send(1, range(100, 200))
     consumer = await compat.started()
@@ -101,7 +104,7 @@ async def test_get_by_partition(compat):
 
 
 async def test_none_group(compat):
-    """Consumers without a group each read all records, and cannot commit."""
+    """Consumers without a group each read all records and cannot commit."""
     compat.send(0, range(100))
     compat.send(1, range(100, 200))
 
@@ -113,7 +116,7 @@ async def test_none_group(compat):
 
 
 async def test_consumer_poll(compat):
-    """Getmany returns all records, and with a partition those of that partition."""
+    """getmany() returns all records, or those of the given partition."""
     compat.send(0, range(100))
     compat.send(1, range(100, 200))
     consumer = await compat.started()
@@ -141,7 +144,7 @@ async def test_large_messages(compat):
 
 
 async def test_large_messages_getone(compat):
-    """A record larger than ``max_partition_fetch_bytes`` is delivered."""
+    """getone() returns a record larger than ``max_partition_fetch_bytes``."""
     sent = [compat.send(0, [random_string(size)])[0] for size in (10, 50_000, 50)]
     consumer = await compat.started(max_partition_fetch_bytes=4_000)
 
@@ -149,7 +152,7 @@ async def test_large_messages_getone(compat):
 
 
 async def test_large_messages_getmany(compat):
-    """A record larger than ``max_partition_fetch_bytes`` is delivered by getmany, too."""
+    """getmany() returns a record larger than ``max_partition_fetch_bytes``."""
     sent = [compat.send(0, [random_string(size)])[0] for size in (10, 50_000, 50)]
     consumer = await compat.started(max_partition_fetch_bytes=4_000)
 
@@ -161,10 +164,10 @@ async def test_large_messages_getmany(compat):
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 async def test_compress_decompress(compat, codec):
-    """Every codec is read.
+    """Records of each codec are read.
 
-    In aiokafka test_compress_decompress_gzip, test_compress_decompress_snappy, test_compress_decompress_lz4 and
-    test_compress_decompress_zstd.
+    aiokafka has one test for each: test_compress_decompress_gzip, test_compress_decompress_snappy,
+    test_compress_decompress_lz4 and test_compress_decompress_zstd.
     """
     sent = compat.send(1, [b"some-message" * 10, b"other-message" * 30], compression=codec)
     consumer = await compat.started()
@@ -173,7 +176,7 @@ async def test_compress_decompress(compat, codec):
 
 
 async def test_consumer_seek_backward(compat):
-    """A seek backward delivers records again, by getone and getmany."""
+    """After a seek backward, getone() and getmany() return records again."""
     compat.send(0, [1, 2, 3])
     consumer = await compat.started()
 
@@ -187,7 +190,7 @@ async def test_consumer_seek_backward(compat):
 
 
 async def test_consumer_seek_forward_getone(compat):
-    """A seek forward skips buffered records."""
+    """After a seek forward, getone() skips buffered records."""
     compat.send(0, [1, 2, 3])
     consumer = await compat.started()
 
@@ -198,7 +201,7 @@ async def test_consumer_seek_forward_getone(compat):
 
 
 async def test_consumer_seek_forward_getmany(compat):
-    """A seek forward skips buffered records of getmany, too."""
+    """After a seek forward, getmany() skips buffered records."""
     compat.send(0, [1, 2, 3])
     consumer = await compat.started()
 
@@ -210,7 +213,7 @@ async def test_consumer_seek_forward_getmany(compat):
 
 
 async def test_consumer_seek_to_beginning(compat):
-    """The consumer seeks to the beginning of all partitions, or of one."""
+    """seek_to_beginning() moves all partitions, or one."""
     compat.send(0, [1, 2, 3])
     consumer = await compat.started()
     start = await consumer.position(compat.first)
@@ -224,7 +227,7 @@ async def test_consumer_seek_to_beginning(compat):
 
 
 async def test_consumer_seek_to_end(compat):
-    """Only records written afterwards are delivered."""
+    """After seek_to_end(), only records written later are delivered."""
     compat.send(0, [1, 2, 3])
     consumer = await compat.started()
     start = await consumer.position(compat.first)
@@ -240,7 +243,7 @@ async def test_consumer_seek_to_end(compat):
 
 
 async def test_consumer_pause_resume(compat):
-    """A paused partition delivers nothing, not even records that arrive while a call waits."""
+    """A paused partition delivers no record, not even one that arrives while a call waits."""
     compat.send(0, range(5))
     compat.send(1, range(5))
     consumer = await compat.started()
@@ -267,7 +270,7 @@ async def test_consumer_pause_resume(compat):
 
 
 async def test_check_extended_message_record(compat):
-    """A record has its timestamp and the timestamp's type; sizes are those of its key and value."""
+    """A record has a timestamp with its type, and the sizes of its key and value."""
     began = int(time.time() * 1000)
     (sent,) = compat.send(1, [b"some-message#1"])
     consumer = await compat.started()
@@ -279,7 +282,7 @@ async def test_check_extended_message_record(compat):
 
 
 async def test_max_poll_records(compat):
-    """Getmany returns at most so many records, by default or as an argument."""
+    """getmany() returns at most max_records, which is an option and an argument."""
     compat.send(0, range(100))
     consumer = await compat.started(max_poll_records=48)
 
@@ -296,7 +299,7 @@ async def test_max_poll_records(compat):
 
 
 async def test_consumer_stops_getone(compat):
-    """stop() ends a call that waits, and later calls are refused."""
+    """stop() ends a waiting getone(), and later calls raise."""
     consumer = await compat.started()
     waiting = asyncio.create_task(consumer.getone())
     assert await asyncio.wait([waiting], timeout=0.1) == (set(), {waiting})
@@ -308,7 +311,7 @@ async def test_consumer_stops_getone(compat):
 
 
 async def test_consumer_stops_getmany(compat):
-    """stop() ends a getmany call with an error; in aiokafka the call returns {} once."""
+    """stop() ends a waiting getmany() with an error; in aiokafka the call returns {} once."""
     consumer = await compat.started()
     waiting = asyncio.create_task(consumer.getmany(timeout_ms=10_000))
     assert await asyncio.wait([waiting], timeout=0.1) == (set(), {waiting})
@@ -320,7 +323,7 @@ async def test_consumer_stops_getmany(compat):
 
 
 async def test_offset_reset_manual(compat):
-    """With "none", a missing or wrong position is an error of every call until a seek."""
+    """With auto_offset_reset="none", a missing or invalid position raises in each call until a seek."""
     compat.send(0, [1])
     consumer = await compat.started(auto_offset_reset="none")
 
@@ -335,7 +338,7 @@ async def test_offset_reset_manual(compat):
 
 
 async def test_consumer_serialize_deserialize(compat):
-    """Deserializers read keys and values; they are not called for null."""
+    """Deserializers decode keys and values, and are not called for null."""
     compat.send(0, [json.dumps(["value1", "value2"]).encode()], key=json.dumps({"key": 1}).encode())
     consumer = await compat.started(key_deserializer=json.loads, value_deserializer=json.loads)
 
@@ -355,7 +358,7 @@ async def test_consumer_compressed_returns_older_msgs(compat):
 
 
 async def test_consumer_with_headers(compat):
-    """Headers are delivered."""
+    """Records have their headers."""
     compat.send(0, [0], headers=[("header1", b"17")])
     consumer = await compat.started()
 
