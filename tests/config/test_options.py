@@ -45,7 +45,7 @@ def words_of(error: BaseException | None) -> str:
 # ---- sources of options ----------------------------------------------------------------------------------------------
 
 
-def test_an_argument_wins_over_the_environment():
+def test_an_argument_takes_precedence_over_the_environment():
     """An argument, None included, takes precedence over a variable."""
     environ = {"TAILRACE_GROUP_ID": "from outside", "TAILRACE_CLIENT_ID": "from outside"}
 
@@ -54,15 +54,15 @@ def test_an_argument_wins_over_the_environment():
     assert (config.group_id, config.client_id) == (None, "mine")
 
 
-def test_a_variable_wins_over_a_mounted_file(tmp_path):
+def test_a_variable_takes_precedence_over_a_mounted_file(tmp_path):
     """TAILRACE_X takes precedence over TAILRACE_X_FILE, which is not read then."""
     environ = {"TAILRACE_CLIENT_ID": "variable", "TAILRACE_CLIENT_ID_FILE": str(tmp_path / "absent")}
 
     assert resolve({}, environ).client_id == "variable"
 
 
-def test_a_mounted_file_wins_over_the_default(tmp_path):
-    """TAILRACE_X_FILE is read without a trailing newline; spaces belong to a password."""
+def test_a_mounted_file_takes_precedence_over_the_default(tmp_path):
+    """TAILRACE_X_FILE is read without its last newline, and spaces are kept."""
     (tmp_path / "password").write_bytes(b" open sesame \r\n")
     (tmp_path / "timeout").write_text("6000\n")
     environ = {
@@ -76,7 +76,7 @@ def test_a_mounted_file_wins_over_the_default(tmp_path):
 
 
 def test_every_option_has_a_default():
-    """Every option has a default, so neither environment nor arguments are required."""
+    """Each option has a default, so that neither variables nor arguments are required."""
     assert resolve({}, {}) == ConsumerConfig()
     assert resolve({}, {"HOME": "/root", "TAILRACE_TEST_BOOTSTRAP_SERVERS": "ours-alone:9092"}) == ConsumerConfig()
 
@@ -133,12 +133,12 @@ def test_a_config_is_frozen():
     }.items(),
 )
 def test_defaults_are_those_that_are_documented(name, default):
-    """A default changes with a decision, not by accident."""
+    """The defaults are those listed in this test."""
     assert getattr(ConsumerConfig(), name) == default
 
 
 def test_defaults_depend_on_group_id():
-    """Defaults with a group: earliest, commits, leave on stop unless static; without: latest, no commits."""
+    """With a group, the defaults are earliest and automatic commits, without one latest and no commits."""
     alone, member = resolve({}, {}), resolve({"group_id": "billing"}, {})
     static = resolve({"group_id": "billing", "group_instance_id": "one"}, {})
 
@@ -199,13 +199,13 @@ def test_variables_are_converted_to_the_types_of_their_options(text, name, value
     ],
 )
 def test_a_wrong_type_is_refused(options, words):
-    """The error names the option, the valid values and the given one; no value is converted silently."""
+    """An argument of the wrong type raises an error with the option, its valid values and the given one."""
     with pytest.raises(ConfigurationError, match=words):
         resolve(options, {})
 
 
 def test_the_error_for_an_invalid_variable_names_it(tmp_path):
-    """The error names the variable, not the argument."""
+    """An invalid variable raises an error that names the variable, not the argument."""
     (tmp_path / "count").write_text("many")
 
     with pytest.raises(ConfigurationError, match=r"^TAILRACE_CHECK_CRCS must be True or False, not 'yes'$"):
@@ -218,7 +218,7 @@ def test_the_error_for_an_invalid_variable_names_it(tmp_path):
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_have_bounds(name):
-    """No number is negative, or exceeds 32 bits if it is sent to a broker."""
+    """A number that is negative, or exceeds 32 bits if it is sent to a broker, raises."""
     with pytest.raises(ConfigurationError, match=rf"^{name} must be at least [01], not -1$"):
         resolve({name: -1}, {})
     if name != "max_buffered_bytes":
@@ -227,21 +227,20 @@ def test_numbers_have_bounds(name):
 
 
 @pytest.mark.parametrize("name", OBJECTS)
-def test_python_objects_come_as_arguments_only(name):
-    """The error explains that a variable cannot hold a callback, a hook or a TLS context."""
+def test_python_objects_can_only_be_arguments(name):
+    """A variable for a callback, a hook or a TLS context raises an error that says why."""
     with pytest.raises(ConfigurationError, match=f"TAILRACE_{name.upper()}: .* pass it as an argument"):
         resolve({}, {f"TAILRACE_{name.upper()}": "os.system"})
 
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_python_objects_are_checked(name):
-    """An object that is not callable, or lacks the methods, is refused before a consumer starts."""
+    """An object that is not callable, or lacks the methods, raises before a consumer starts."""
     with pytest.raises(ConfigurationError, match=f"^{name} must be an? .*, not (<object object|the given value)"):
         resolve({name: object()}, {})
 
 
-def test_python_objects_are_passed_on_as_they_are():
-    """Callbacks, listeners, hooks and contexts are not copied."""
+def test_python_objects_are_not_copied():
     listener, hook, context = Listener(), Hook(), ssl.create_default_context()
 
     config = resolve(
@@ -264,9 +263,9 @@ def test_python_objects_are_passed_on_as_they_are():
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("old", "ours"), OTHER_SPELLINGS.items())
-def test_the_name_in_another_client_names_ours(old, ours):
-    """An option under the name of another client raises an error that contains tailrace's name."""
+@pytest.mark.parametrize(("old", "ours"), OLD_SPELLINGS.items())
+def test_an_option_of_another_client_is_translated(old, ours):
+    """An option under the name of another client raises an error with tailrace's name."""
     assert ours in OPTIONS
     assert old not in OPTIONS
     with pytest.raises(ConfigurationError, match=f"no option '{old}' - it is called '{ours}' here"):
@@ -276,15 +275,15 @@ def test_the_name_in_another_client_names_ours(old, ours):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_kafkas_dotted_spelling_names_ours(name):
-    """The error for `session.timeout.ms` of a properties file, in any case, names `session_timeout_ms`."""
+def test_kafkas_dotted_spelling_is_translated(name):
+    """An option such as `session.timeout.ms`, in any case, raises an error that names `session_timeout_ms`."""
     for spelling in {name.replace("_", "."), name.upper()} - {name}:
         with pytest.raises(ConfigurationError, match=f"it is called '{name}' here"):
             check_names({spelling: 1})
 
 
 def test_an_unknown_option_names_a_similar_one():
-    """The error names the most similar option, or else the list of all."""
+    """An unknown option raises an error with the most similar option, or else with all."""
     with pytest.raises(ConfigurationError, match="no option 'session_timout_ms' - did you mean 'session_timeout_ms'"):
         check_names({"session_timout_ms": 1})
     with pytest.raises(ConfigurationError, match=r"no option 'zookeeper_connect' - help\(tailrace.Consumer\)"):
@@ -293,8 +292,8 @@ def test_an_unknown_option_names_a_similar_one():
         check_names({"max_poll_records": 1})
 
 
-def test_a_consumer_refuses_options_when_it_is_made():
-    """The constructor, and not start(), raises the error."""
+def test_a_consumer_refuses_options_in_its_constructor():
+    """The constructor of a consumer, not start(), raises for invalid options."""
     with pytest.raises(ConfigurationError, match="bootstrap_servers"):
         Consumer("orders", brokers="localhost:9092")
     with pytest.raises(ConfigurationError, match="group_id"):
@@ -326,7 +325,7 @@ def test_a_consumer_refuses_options_when_it_is_made():
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, words):
-    """The error names both options, and is raised before a request is sent."""
+    """Options that contradict each other raise an error that names both, before a request is sent."""
     with pytest.raises(ConfigurationError, match=words):
         resolve(options, {})
 
@@ -346,8 +345,8 @@ def test_options_that_contradict_each_other_are_refused(options, words):
         {"fetch_min_bytes": 0, "fetch_max_wait_ms": 0},
     ],
 )
-def test_bounds_of_options_are_inclusive(options):
-    """Bounds are inclusive."""
+def test_options_at_their_bounds_are_accepted(options):
+    """Options at a bound, and combinations that are barely valid, are accepted."""
     config = resolve(options, {})
 
     assert {name: getattr(config, name) for name in options} == options
@@ -357,12 +356,12 @@ def test_bounds_of_options_are_inclusive(options):
 
 
 def test_passwords_and_token_providers_are_secrets():
-    """Passwords and the token provider are secrets."""
+    """Passwords and the token provider are declared as secrets."""
     assert set(SECRETS) == {name for name in OPTIONS if "password" in name or "token" in name}
 
 
-def test_no_secret_in_any_repr():
-    """A config, a consumer, and the locals of a traceback may be logged."""
+def test_no_repr_shows_a_secret():
+    """The repr of a config or a consumer, and the locals of a traceback, show no secret."""
     options = {name: SECRET for name in SECRETS if name not in OBJECTS}
 
     class Tokens:
@@ -379,8 +378,8 @@ def test_no_secret_in_any_repr():
 
 
 @pytest.mark.parametrize("name", [name for name in SECRETS if name not in OBJECTS])
-def test_no_secret_in_any_error(name, tmp_path):
-    """No error shows a secret of the wrong type, in an unreadable file, or beside another mistake."""
+def test_no_error_shows_a_secret(name, tmp_path):
+    """No error shows a secret, be it of the wrong type, in an unreadable file, or beside another mistake."""
     (tmp_path / "secret").write_bytes(SECRET.encode() + b"\xff")
     variable = f"TAILRACE_{name.upper()}"
     for options, environ in [
@@ -412,7 +411,7 @@ def test_no_secret_in_any_error(name, tmp_path):
         ("[fe80::1%eth0]", ("fe80::1%eth0", 9092)),
     ],
 )
-def test_addresses_are_taken_apart(text, address):
+def test_addresses_are_parsed(text, address):
     """An address is host:port, [v6]:port, or a host with Kafka's default port."""
     assert split_address(text) == address
 
@@ -440,7 +439,7 @@ def test_addresses_are_taken_apart(text, address):
     ],
 )
 def test_an_invalid_address_is_refused(text):
-    """The error shows the address and an example, and is raised when the consumer is created."""
+    """An invalid address raises in the constructor with an example."""
     with pytest.raises(ConfigurationError, match=rf"{re.escape(repr(text))} is not an address - write host:port"):
         split_address(text)
     with pytest.raises(ConfigurationError, match="bootstrap_servers"):

@@ -18,7 +18,7 @@ from tailrace.config import resolve
     ],
 )
 def test_a_mistyped_variable_is_refused(variable, meant):
-    """The error names the one that was probably meant, and no value."""
+    """A mistyped variable raises an error with the one that was probably meant, and without its value."""
     with pytest.raises(ConfigurationError, match=f"{variable} .* did you mean {meant}[?]") as refused:
         resolve({}, {variable: "hunter2"})
 
@@ -26,7 +26,7 @@ def test_a_mistyped_variable_is_refused(variable, meant):
 
 
 def test_another_unknown_variable_is_warned_of_once(caplog):
-    """An unknown variable may belong to another program, so it raises no error; its value is not logged."""
+    """Any other unknown variable causes one warning without its value."""
     for _ in range(3):
         resolve({}, {"TAILRACE_COLOUR_OF_SHED": "hunter2"})
 
@@ -53,7 +53,7 @@ def test_another_unknown_variable_is_warned_of_once(caplog):
     ],
 )
 def test_variables_of_kubernetes_and_the_tools_are_accepted(variable, caplog):
-    """Kubernetes injects variables for a service named tailrace; the tools and the tests have their own."""
+    """Variables that Kubernetes sets for a service named tailrace are accepted, and so are those of the tools."""
     resolve({}, {variable: __file__})
 
     assert not caplog.records
