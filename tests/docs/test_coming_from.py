@@ -1,4 +1,4 @@
-"""The pages for those who come from elsewhere: the old program and ours do the same."""
+"""Pages for users of other clients: the program for the other client and the one for tailrace do the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGES = {
     "confluent-kafka": "confluent_kafka",
     "faststream": "faststream",
     "kafka-python": "kafka",
-    "pykafka": None,  # it speaks no version that Kafka 4 takes
+    "pykafka": None,  # Kafka 4 supports no version that it uses
 }
 ORDERS = [b'{"customer":"%s","total":%d}' % (name, n) for n, name in enumerate((b"ann", b"bob", b"cleo"))]
 SEEN = {
@@ -30,7 +30,7 @@ SEEN = {
 
 
 def programs(origin: str) -> list[str]:
-    """The old one and ours."""
+    """Return the program for the other client and the one for tailrace."""
     return re.findall(r"```python\n(.*?)```", (HOWTO / f"coming-from-{origin}.md").read_text(), re.DOTALL)
 
 
@@ -41,7 +41,7 @@ def runs(origin: str) -> list[str]:
 
 @pytest.mark.parametrize(("origin", "which"), [(origin, which) for origin in PACKAGES for which in runs(origin)])
 async def test_programs_of_both_columns_do_the_same(kafka_server, origin, which):
-    """Each prints the three orders that wait, the old one where its package is installed, and ends cleanly."""
+    """Both programs of a page print the three orders and end with exit code 0."""
     topic = f"t-{uuid.uuid4().hex[:12]}"
     kafka_server.create_topic(topic)
     Witness(kafka_server.bootstrap_servers).produce(topic, ORDERS)
@@ -65,7 +65,7 @@ async def test_programs_of_both_columns_do_the_same(kafka_server, origin, which)
 
 
 def test_the_differences_that_break_programs_silently_come_first():
-    """The page on aiokafka begins with the differences that break a program without an error at the start."""
+    """The page on aiokafka starts with the differences that cause no error at the start of a program."""
     _, title, surprises, *_ = (HOWTO / "coming-from-aiokafka.md").read_text().split("\n\n")
 
     assert title == "## Differences to know first"

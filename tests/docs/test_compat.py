@@ -1,4 +1,4 @@
-"""The page about aiokafka's consumer tests: each row names a test that exists."""
+"""Page about aiokafka's consumer tests: each row names a test that exists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROW = re.compile(r"^\| `(test_\w+)` \| (\w+) \| ?(.*?) ?\|$", re.MULTILINE)
 
 
 def test_every_row_of_the_page_has_its_test():
-    """A promise that holds has a test of its name in tests/compat, one that is tested elsewhere names that test."""
+    """Each row names a test of its name in tests/compat, or a test elsewhere."""
     rows = ROW.findall((ROOT / "docs" / "compat.md").read_text())
     ported = "\n".join(file.read_text() for file in (ROOT / "tests" / "compat").glob("test_*.py"))
 

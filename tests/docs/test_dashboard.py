@@ -1,4 +1,4 @@
-"""The Grafana dashboard and the alert rules ask for metrics and labels that exist."""
+"""The Grafana dashboard and the alert rules use metrics and labels that exist."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ each_expression = pytest.mark.parametrize(
 
 
 def test_the_dashboard_is_the_generated_one(generator):
-    """A panel changed without the file fails here; `python docs/dashboard.py` updates the file."""
+    """The dashboard is up to date; `python docs/dashboard.py` writes it."""
     assert (FOLDER / "tailrace.json").read_text() == generator.written()
 
 
 @each_expression
-def test_each_expression_asks_for_metrics_and_labels_that_exist(expression, text):
-    """A renamed metric fails here; so do labels that it does not have, in the expression or in its text."""
+def test_each_expression_uses_metrics_and_labels_that_exist(expression, text):
+    """Each metric of an expression exists, and has the labels that the expression and its text use."""
     asked = metrics_of(expression)
     used = {name.strip() for group in re.findall(r"by \((.*?)\)", expression) for name in group.split(",")}
     used |= set(re.findall(r"(\w+)=~", expression)) | set(re.findall(r"{{ ?(?:\$labels\.)?(\w+) ?}}", text))
@@ -73,7 +73,7 @@ def test_each_expression_asks_for_metrics_and_labels_that_exist(expression, text
 
 @each_expression
 def test_panels_show_rates_of_counters_and_series_of_histograms(expression, text):
-    """A counter of its own grows for ever, and one bucket of a histogram tells nothing."""
+    """Panels show rates of counters, and rates of the buckets, sums or counts of histograms."""
     for one in metrics_of(expression):
         if one.kind == "counter":
             assert re.search(rf"(rate|increase)\({one.name}", expression)
@@ -82,7 +82,7 @@ def test_panels_show_rates_of_counters_and_series_of_histograms(expression, text
 
 
 def test_panels_do_not_overlap():
-    """Each panel has a place of its own in Grafana's 24 columns."""
+    """No two panels overlap in Grafana's 24 columns."""
     panels = json.loads((FOLDER / "tailrace.json").read_text())["panels"]
     places = Counter(
         (x, y)
@@ -96,7 +96,7 @@ def test_panels_do_not_overlap():
 
 
 def test_each_alert_says_how_bad_it_is_and_what_to_do():
-    """An alert has a severity, a summary and a description; events that it names exist."""
+    """Each alert has a severity, a summary and a description, and the events that it names exist."""
     names = {re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower() for name in events.__all__}
     for rule in ALERTS.split("- alert: ")[1:]:
         assert re.search(r"severity: (critical|warning)", rule)

@@ -1,4 +1,4 @@
-"""Diagrams are drawn from the tables that run, and are as the tables are now."""
+"""The diagrams on the pages are up to date with the tables of states."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def diagrams():
     return docs_module("diagrams")
 
 
-def test_the_page_shows_what_runs(diagrams):
-    """A table that changes without its diagram fails here: `python docs/diagrams.py` redraws it."""
+def test_the_diagrams_are_up_to_date(diagrams):
+    """The diagrams are those of the tables; `python docs/diagrams.py` writes them."""
     page = diagrams.PAGE.read_text()
 
     assert page == diagrams.drawn(page)

@@ -22,7 +22,7 @@ def generator():
 
 
 def test_the_page_matches_the_declarations(generator):
-    """An event changed without the page fails here; `python docs/events.py` updates the page."""
+    """The page is up to date; `python docs/events.py` writes it."""
     page = generator.PAGE.read_text()
 
     assert page == generator.written()
@@ -31,7 +31,7 @@ def test_the_page_matches_the_declarations(generator):
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
 def test_fields_with_a_unit_or_a_choice_are_described(event, generator):
-    """Durations, flags, counts and sizes have a description; a duration names its unit."""
+    """Durations, flags, counts and sizes have a description, in which a duration has its unit."""
     fields = generator.declared_fields(event)
 
     assert list(fields) == list(event.__struct_fields__)

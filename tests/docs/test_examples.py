@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def started(kafka_server):
-    """Starts a program of ours on the shared broker; it is ended with the test."""
+    """Provide a function that starts a program on the shared broker, which ends with the test."""
     processes = []
 
     def start(*command: str) -> subprocess.Popen[str]:
@@ -46,7 +46,7 @@ def started(kafka_server):
 
 @pytest.fixture
 def made(kafka_server):
-    """Makes the topics that an example's first lines have `tailrace kafka` make, and no others."""
+    """Provide a function that creates the topics in an example's first lines, and no others."""
 
     def make(example: str) -> None:
         (command,) = re.findall(r"^tailrace kafka (.*?) +#", (ROOT / "examples" / example).read_text(), re.MULTILINE)
@@ -57,7 +57,7 @@ def made(kafka_server):
 
 
 def test_the_shop_charges_what_is_ordered(started, made, kafka_server):
-    """An order that is placed by one command becomes an invoice by the other."""
+    """An order that one command of the shop places becomes an invoice by the other command."""
     made("shop.py")
     witness = Consumer(
         {"bootstrap.servers": kafka_server.bootstrap_servers, "group.id": "w", "auto.offset.reset": "earliest"}
@@ -76,7 +76,7 @@ def test_the_shop_charges_what_is_ordered(started, made, kafka_server):
 
 
 def test_the_watcher_prints_what_is_written(started, kafka_server):
-    """Each record is a line, and SIGTERM ends it with 0."""
+    """The watcher prints a line for each record, and exits with 0 on SIGTERM."""
     topic = f"t-{uuid.uuid4().hex[:12]}"
     kafka_server.create_topic(topic)
     watching = started("examples/watch.py", topic)
@@ -85,7 +85,7 @@ def test_the_watcher_prints_what_is_written(started, kafka_server):
     lines: list[str] = []
     reading = threading.Thread(target=lambda: lines.append(watching.stdout.readline()), daemon=True)
     reading.start()
-    # The command reads from "now" on, and prints nothing when it is ready.
+    # The command reads only new records, and prints nothing when it is ready.
     while reading.is_alive():
         producer.produce(topic, b"v", key=b"k")
         producer.flush(20)
@@ -98,8 +98,8 @@ def test_the_watcher_prints_what_is_written(started, kafka_server):
 
 
 @pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one process", "workers"])
-def test_the_trace_of_a_payment_goes_on_in_the_cashier(started, made, options):
-    """One process sends the payment, another handles it and sends the receipt: their spans belong to one trace."""
+def test_the_cashier_continues_the_trace_of_a_payment(started, made, options):
+    """The spans of the process that sends a payment and of the one that handles it have the same trace."""
     made("traced.py")
     paying = started("examples/traced.py", "5")
     paid, _ = paying.communicate(timeout=60)
@@ -127,7 +127,7 @@ def printed_spans(text: str) -> list[tuple[str, str]]:
 
 
 def test_the_page_about_traces_has_the_program_of_the_example():
-    """The first program of the page is the beginning of the example, without its handler."""
+    """The first program of the page is the start of the example, without its handler."""
     page, example = ((ROOT / path).read_text() for path in ("docs/howto/trace-an-app.md", "examples/traced.py"))
     (program, *_) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
@@ -138,7 +138,7 @@ def test_the_page_about_traces_has_the_program_of_the_example():
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(270)
 def test_the_windows_are_summed_by_spark(started, made, kafka_server, tmp_path):
-    """Orders are summed by customer and five minutes; later ones are added, and none counts twice."""
+    """Spark sums orders by customer and five minutes, adds later ones, and counts none twice."""
     made("windows_on_spark.py")
     bought = started("examples/windows_on_spark.py", "order", "carl", "9")
     assert (bought.wait(60), bought.stderr.read()) == (0, "")
@@ -158,7 +158,7 @@ def test_the_windows_are_summed_by_spark(started, made, kafka_server, tmp_path):
 
 
 def place(kafka_server, *orders: tuple[str, int, str]) -> None:
-    """Orders by customer, cents and time of one day."""
+    """Return an order of a customer with cents and a time of one day."""
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
     for customer, cents, at in orders:
         value = json.dumps({"cents": cents, "at": f"2026-01-05T{at}Z"})
@@ -167,7 +167,7 @@ def place(kafka_server, *orders: tuple[str, int, str]) -> None:
 
 
 def shown_by(process: subprocess.Popen[str]) -> list[tuple[str, str, int]]:
-    """The rows of the table that it prints."""
+    """Return the rows of the table that the example prints."""
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in out.splitlines() if line.count(":") == 2]
@@ -198,8 +198,8 @@ run(sys.argv[0], run_name="__main__")
         ("monitored_worker.py", ("examples/monitored_worker.py",)),
     ],
 )
-def test_an_example_shows_up_everywhere(started, made, kafka_server, monkeypatch, tmp_path, example, command):  # noqa: PLR0917
-    """Metrics, probes and spans of the service and of the worker, with less than ten lines of their own."""
+def test_an_example_has_metrics_probes_and_spans(started, made, kafka_server, monkeypatch, tmp_path, example, command):  # noqa: PLR0917
+    """The service and the worker have metrics, probes and spans, with less than ten lines of their own for them."""
     made(example)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -241,7 +241,7 @@ def test_an_example_shows_up_everywhere(started, made, kafka_server, monkeypatch
 
 
 def test_the_monitored_worker_serves_its_metrics(started, made, kafka_server, monkeypatch):
-    """The metrics count an order that was charged, and SIGTERM ends the worker with exit code 0."""
+    """The worker's metrics count a charged order, and SIGTERM ends it with exit code 0."""
     made("monitored_worker.py")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The page about KEDA: its samples have KEDA's fields, and their numbers are those of a running app."""
+"""Page about KEDA: its samples have KEDA's fields, and its numbers are those of a running app."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "scale-with-keda.md").rea
 OBJECTS = [yaml.safe_load(one) for one in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
 TRIGGERS = [trigger for one in OBJECTS for trigger in one["spec"]["triggers"]]
 
-# Of KEDA 2.21: fields of a ScaledObject, and metadata of the triggers, without authentication.
+# KEDA 2.21: fields of a ScaledObject, and metadata of the triggers, without authentication.
 SPEC = {
     "scaleTargetRef",
     "pollingInterval",
@@ -95,13 +95,13 @@ def triggers_of(kind: str) -> list[dict]:
 
 
 def test_the_page_has_a_sample_of_each_scaler():
-    """Each scaler of the table has a sample."""
+    """The page has a sample of each scaler in its table."""
     assert {one["type"] for one in TRIGGERS} == {"kafka", "metrics-api", "prometheus"}
 
 
 @pytest.mark.parametrize("scaled", OBJECTS, ids=lambda one: one["spec"]["triggers"][0]["type"])
 def test_samples_have_the_fields_of_keda(scaled):
-    """Kinds, fields and values are those of KEDA's reference; metadata is text, as the resource definition requires."""
+    """Kinds, fields and values of the samples are those of KEDA's reference, and metadata are text."""
     assert (scaled["apiVersion"], scaled["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
     assert scaled["spec"].keys() <= SPEC
     assert scaled["spec"]["scaleTargetRef"].keys() == {"name"}
@@ -120,7 +120,7 @@ def test_samples_have_the_fields_of_keda(scaled):
 
 
 def test_an_aggregated_url_names_service_namespace_and_port():
-    """KEDA reads the Service and its namespace from the host, and requires the port of the pods."""
+    """The URL of a sample has the Service, its namespace, and the port of the pods."""
     for metadata in triggers_of("metrics-api"):
         address = urlsplit(metadata["url"])
         assert metadata["aggregateFromKubeServiceEndpoints"] == "true"
@@ -129,7 +129,7 @@ def test_an_aggregated_url_names_service_namespace_and_port():
 
 
 async def test_the_numbers_are_those_of_a_running_app(kafka_server, new_topic, witness, group):
-    """With finished records after the committed offset, each sample's number is the one that the page states."""
+    """Each sample's value for a running app is the number that the page has."""
     topic, blocked, ends = new_topic(), {42, 45, 46}, asyncio.Event()
     witness.produce(topic, (b"%d" % n for n in range(47)))
     app = App(

@@ -27,7 +27,7 @@ def generator():
 
 
 def test_the_page_matches_the_table(generator):
-    """A metric changed without the page fails here; `python docs/metrics.py` updates the page."""
+    """The page is up to date; `python docs/metrics.py` writes it."""
     page = generator.PAGE.read_text()
 
     assert page == generator.written()
@@ -35,7 +35,7 @@ def test_the_page_matches_the_table(generator):
 
 
 def test_names_follow_the_conventions_of_prometheus():
-    """Counters end in _total, durations in _seconds, sizes in _bytes; names are unique."""
+    """Names of counters end in _total, of durations in _seconds, and of sizes in _bytes, and all are unique."""
     names = [one.name for one in METRICS]
 
     assert len(set(names)) == len(names)
@@ -50,7 +50,7 @@ def test_names_follow_the_conventions_of_prometheus():
 
 @pytest.mark.parametrize("subject", CLASSES)
 def test_every_number_of_the_statistics_is_a_metric(subject):
-    """A field without a metric, and a metric without a field, fail here."""
+    """Each field of the statistics has a metric, and each metric has a field."""
     kind = CLASSES[subject]
     fields = {one.name: typing.get_type_hints(kind)[one.name] for one in dataclasses.fields(kind)}
     labels = set(LABELS[subject].values()) - {"group_id"} | {"group_id"}
@@ -63,7 +63,7 @@ def test_every_number_of_the_statistics_is_a_metric(subject):
 
 
 def test_no_label_is_unbounded():
-    """Labels name groups, handlers, topics, partitions, clients and workers, and nothing of a record."""
+    """Labels are groups, handlers, topics, partitions, clients and workers, and never values of a record."""
     assert {label for labels in LABELS.values() for label in labels} == {
         "client_id",
         "group",

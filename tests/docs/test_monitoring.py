@@ -48,14 +48,14 @@ def sample(containing: str) -> str:
 
 
 def output(program: str) -> tuple[str, str]:
-    """Return what a program writes to stdout and to stderr."""
+    """Return the text that a program writes to stdout and to stderr."""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
 
 def test_sentry_gets_each_exception_once():
-    """A failed record is one event with the handler's frame and its variables, although it has several log events."""
+    """Sentry gets one event for a failed record, with the handler's frame and its variables."""
     text, _ = output(KEEPING + sample("class Sentry") + FAILING)
 
     events = json.loads(text)
@@ -68,7 +68,7 @@ def test_sentry_gets_each_exception_once():
 
 
 def test_sentry_reports_the_log_without_a_hook():
-    """With ``sentry_sdk.init()`` alone, the log of a failed record and that of its dead letter are reported."""
+    """With only ``sentry_sdk.init()``, Sentry gets the log lines of a failed record and of its dead letter."""
     init = 'sentry_sdk.init(dsn="https://key@sentry.example/1")\n'
     text, _ = output(KEEPING + "from tailrace import App\n" + init + "billing = App(group_id='b')\n" + FAILING)
 
@@ -78,7 +78,7 @@ def test_sentry_reports_the_log_without_a_hook():
 
 
 def test_the_log_of_a_program_is_json():
-    """With the formatter of the sample, each line is JSON with the fields of the event."""
+    """With the formatter of the sample, each log line is JSON with the fields of the event."""
     program = (
         sample("json_formatter")
         + "from tailrace.observe.events import OffsetReset\nfrom tailrace.observe.hooks import Observer\n"

@@ -17,7 +17,7 @@ CONSUMER, APP, HANDLER = options.consumer_options(), options.app_options(), opti
 
 @pytest.mark.parametrize(("path", "generated"), options.GENERATED, ids=lambda one: getattr(one, "name", ""))
 def test_generated_texts_are_up_to_date(path, generated):
-    """A change of an option's declaration is in all texts: run `python docs/options.py`."""
+    """All texts are up to date with the declaration; `python docs/options.py` writes them."""
     assert path.read_text(encoding="utf-8") == generated()
 
 
@@ -27,7 +27,7 @@ def test_generated_texts_are_up_to_date(path, generated):
     ids=["Consumer", "App", "Handlers.handler", "App.handler"],
 )
 def test_help_lists_every_option(documented, listed):
-    """help() of a class or decorator has one line for each option, with its default."""
+    """help() of a class or decorator has a line for each option with its default."""
     text = pydoc.render_doc(documented, renderer=pydoc.plaintext)
 
     assert re.findall(r"^[ |]+(\w+)=\S", text, re.MULTILINE)[: len(listed)] == [one.name for one in listed]
@@ -35,7 +35,7 @@ def test_help_lists_every_option(documented, listed):
 
 @pytest.mark.parametrize("option", [*CONSUMER, *APP, *HANDLER], ids=lambda one: one.name)
 def test_every_option_is_documented(option):
-    """Each option has a sentence of its own, which fits into its line of the help text."""
+    """Each option has a sentence that fits into its line of the help text."""
     assert re.fullmatch(r"\S.{15,}\.", option.text[0]), option.text[0]
     assert options.summary(option, indent=8).endswith(option.text[0].replace("``", ""))
 

@@ -12,7 +12,7 @@ ROWS = [line for line in PAGE.read_text().splitlines() if re.match(r"\| \d", lin
 
 
 def test_every_row_names_tests_that_exist():
-    """Each of fifteen rows names at least one test, and every named test is in its file."""
+    """Each of fifteen rows names at least one test, and each named test is in its file."""
     held = [re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row) for row in ROWS]
 
     assert [int(row.split("|")[1]) for row in ROWS] == list(range(1, 16))

@@ -30,13 +30,13 @@ def functions(path: str) -> frozenset[str]:
 
 
 def test_every_capability_has_a_row():
-    """All 266 capabilities have a row, once and in order."""
+    """Each of 266 capabilities has one row, in order."""
     assert len(NUMBERS) == 266
     assert [row[0] for row in rows()] == NUMBERS
 
 
 def test_every_row_names_a_test_or_a_reason():
-    """A row names an existing test, or is unnecessary and gives the reason in a sentence."""
+    """A row names an existing test, or gives the reason why the capability is unnecessary."""
     wrong = []
     for number, was, here, held in rows():
         named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", held)
@@ -49,7 +49,7 @@ def test_every_row_names_a_test_or_a_reason():
 
 
 def test_a_row_names_our_api_and_the_page_names_the_older_clients():
-    """Only known rows are unnecessary, and the page names the older clients."""
+    """Only known capabilities are unnecessary, and the page names the older clients."""
     needless = [row[0] for row in rows() if row[2] == "⌛"]
 
     assert set(needless) <= {"S1.29", "S2.5", "S2.38", "S3.1", "S4.5"}

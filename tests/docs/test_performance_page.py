@@ -32,7 +32,7 @@ def consumer(name: str, per_s: float, cpu_us: float, rss: float) -> dict:
 
 @pytest.fixture
 def written(generator, tmp_path):
-    """Writes a page from rows of consumers and latencies."""
+    """Write a page from rows of consumers and latencies."""
     settings = {
         "payload": 100,
         "codec": "zstd",
@@ -63,7 +63,7 @@ def written(generator, tmp_path):
 
 
 def test_the_page_matches_the_results(generator):
-    """A result without its page fails here; `python docs/performance.py` updates page and charts."""
+    """The page and its charts are up to date; `python docs/performance.py` writes them."""
     page, charts = generator.written()
 
     assert generator.PAGE.read_text() == page
@@ -71,7 +71,7 @@ def test_the_page_matches_the_results(generator):
 
 
 def test_better_figures_of_other_clients_are_listed(written):
-    """A rate that is higher, or a cost that is lower, than that of the same way to read with tailrace."""
+    """The page lists each client with a higher rate or a lower cost than tailrace has in the same way of reading."""
     page, _ = written
     section = page.partition("## Where other clients are better")[2].partition("## Consumers")[0]
 
@@ -82,7 +82,7 @@ def test_better_figures_of_other_clients_are_listed(written):
 
 
 def test_tables_show_median_spread_cost_and_ratio(written):
-    """Each client has a row, and the settings of the run are below it."""
+    """A table has a row for each client, and the settings of the run below it."""
     page, _ = written
 
     assert "| java ConsumerPerformance | 1.0 | 3.00 M | 30% | 2.00 µs | 400 MB | - |" in page

@@ -76,13 +76,13 @@ def prometheus_command() -> str:
 
 
 class Prometheus:
-    """Running Prometheus, asked by its HTTP API."""
+    """Running Prometheus, queried by its HTTP API."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def ask(self, path: str, **parameters: object) -> Any:
-        """Return the data of an answer."""
+        """Return the data of a response."""
         answer = httpx.get(f"{self._url}/api/v1/{path}", params=parameters, timeout=30).json()
         assert answer["status"] == "success", answer
         return answer["data"]
@@ -96,14 +96,14 @@ class Prometheus:
         ]
 
     def value(self, expression: str) -> float:
-        """Return the value of an expression that has one."""
+        """Return the value of an expression that has a single one."""
         (only,) = self.ask("query", query=expression)["result"]
         return float(only["value"][1])
 
 
 @pytest.fixture(scope="module")
 def scraped(prometheus_command, kafka_server, tmp_path_factory) -> Iterator[tuple[Prometheus, str, float, float]]:
-    """Scrape two processes every second under load; one of them is killed and started again."""
+    """Scrape two processes under load each second, and kill and restart one of them."""
     folder, name = tmp_path_factory.mktemp("prometheus"), f"p{os.getpid()}-{time.time_ns() % 10_000}"
     (folder / "shop.py").write_text(APP.format(name=name))
     for topic, partitions in TOPICS.items():
@@ -176,7 +176,7 @@ def until_answered(prometheus: Prometheus, expression: str) -> None:
 
 
 def load(bootstrap_servers: str, name: str, seconds: float) -> None:
-    """Produce to all topics for a while."""
+    """Produce to all topics for some seconds."""
     producer, n, until = Producer({"bootstrap.servers": bootstrap_servers}), 0, time.monotonic() + seconds
     while time.monotonic() < until:
         for topic in TOPICS:
@@ -189,7 +189,7 @@ def load(bootstrap_servers: str, name: str, seconds: float) -> None:
 
 
 def test_each_query_of_the_dashboard_has_a_finite_sample(scraped):
-    """Every line of every panel has values after some seconds of load, and a legend of its own."""
+    """Each query of a panel returns values after some seconds of load, and its legends are unique."""
     prometheus, name, began_at, ended_at = scraped
     dashboard = json.loads((GRAFANA / "tailrace.json").read_text())
     for panel in dashboard["panels"]:
@@ -212,7 +212,7 @@ def legend(text: str, labels: dict[str, str]) -> str:
 
 
 def test_each_alert_can_be_evaluated_and_the_expected_ones_fire(scraped):
-    """Dead letters are there, and records that block their partition; what is well fires no alert."""
+    """All alerts can be evaluated, and only those for dead letters and blocked records must fire."""
     prometheus, _, began_at, ended_at = scraped
     rules = prometheus.ask("rules")["groups"][0]["rules"]
     assert {one["health"] for one in rules} == {"ok"}
@@ -224,7 +224,7 @@ def test_each_alert_can_be_evaluated_and_the_expected_ones_fire(scraped):
 
 
 def test_prometheus_counts_what_was_handled(scraped):
-    """A restart of a process resets its counters, and rates stay positive and near the load."""
+    """After a process restarts, which resets its counters, rates remain positive and close to the load."""
     prometheus, name, began_at, ended_at = scraped
     asked = f'sum(rate(tailrace_handler_records_total{{group="{name}",handler="store"}}[10s]))'
     ((_, rates),) = prometheus.series(asked, began_at + 10, ended_at)
@@ -234,7 +234,7 @@ def test_prometheus_counts_what_was_handled(scraped):
 
 
 def test_promtool_accepts_rules_and_metrics(prometheus_command, scraped):
-    """`promtool check rules` and `promtool check metrics` find nothing."""
+    """`promtool check rules` and `promtool check metrics` report nothing."""
     promtool = Path(prometheus_command).with_name("promtool")
     if not promtool.exists():
         pytest.skip("promtool is not installed beside prometheus")

@@ -1,4 +1,4 @@
-"""The public surface changes on purpose only."""
+"""The public API changes on purpose only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANY_OBJECT = {
 """Public names that take or hold any object; docs/explanation/design.md gives the reasons."""
 
 
-def test_the_public_surface_is_the_one_written_down():
+def test_the_public_api_is_the_recorded_one():
     """Each name, signature, default, option, event, error and command is as in docs/public_api.txt.
 
     After a change on purpose run ``python docs/public_api.py`` and add a line to CHANGELOG.md.
@@ -32,8 +32,8 @@ def test_the_public_surface_is_the_one_written_down():
     assert list(difflib.unified_diff(saved, current, "docs/public_api.txt", "the code", lineterm="", n=0)) == []
 
 
-def test_object_is_named_only_where_any_object_is_right():
-    """A public signature names a type that tells users what to give, unless it really takes any object."""
+def test_object_annotates_only_parameters_that_accept_any_object():
+    """A public signature has the type ``object`` only where it accepts any object."""
     lines = docs_module("public_api").written().splitlines()
 
     assert {re.split(r"[(:]", line.strip())[0] for line in lines if re.search(r"\bobject\b", line)} == ANY_OBJECT

@@ -31,7 +31,7 @@ def is_python(block: str) -> bool:
 
 
 class Readme:
-    """The README's commands and programs, run in an environment that has nothing else."""
+    """The README's commands and programs, run in an environment that has no other package."""
 
     def __init__(self, folder: Path, address: str) -> None:
         self._folder = folder
@@ -118,7 +118,7 @@ PRINTS = {
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_everything_in_the_readme_runs_in_order_in_an_empty_environment(tmp_path):
-    """A newcomer who types the README's commands and saves its programs, in order, gets the output they promise."""
+    """The README's commands and programs, run in order in an empty environment, print the promised output."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=120)
     readme = Readme(tmp_path, f"localhost:{free_port()}")
     try:
@@ -138,7 +138,7 @@ def test_everything_in_the_readme_runs_in_order_in_an_empty_environment(tmp_path
                 if command == "python place_orders.py":
                     readme.wait_for("tailrace run shop:billing", "record dead lettered")
         codes = readme.stop()
-        # The broker's command ends as any program that SIGTERM ends; the consumers commit, leave, and end well.
+        # SIGTERM ends the broker's command with its exit code; the consumers commit, leave and exit with 0.
         assert {code for command, code in codes.items() if not command.startswith("tailrace kafka")} == {0}
         assert codes["tailrace kafka --port 9092 --topic orders:6 --topic invoices:6"] == 128 + signal.SIGTERM
     finally:
@@ -147,13 +147,13 @@ def test_everything_in_the_readme_runs_in_order_in_an_empty_environment(tmp_path
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_on_every_page_is_python(page):
-    """Every Python block compiles."""
+    """Each Python block of a page compiles."""
     assert [block for block in blocks(page) if not is_python(block)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_pages_name_exist(page):
-    """A file or folder with a known suffix that a page names in backquotes exists."""
+    """Each file or folder that a page names in backquotes exists."""
     named = re.findall(r"`((?:src/|tests/|docs/|scripts/|[a-z_]+/)[\w./-]+)`", page.read_text())
     places = (ROOT, ROOT / "src" / "tailrace", ROOT / "tests" / "consumer")
     missing = [name for name in named if not any((place / name).exists() for place in places)]
@@ -163,7 +163,7 @@ def test_files_that_pages_name_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page):
-    """A link to a file of this project names an existing one."""
+    """Each link to a file of this project is valid."""
     links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
 
     assert [link for link in links if not (page.parent / link).exists()] == []

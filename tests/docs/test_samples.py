@@ -1,4 +1,4 @@
-"""Samples of the pages: those of a page run one after the other, and their apps start."""
+"""Samples of the pages: those of a page run one after the other, and its apps start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGES = sorted(page.stem for page in (DOCS / "howto").glob("*.md") if not page.s
 
 @pytest.mark.parametrize("page", PAGES)
 async def test_samples_run_and_their_apps_start(page, monkeypatch):
-    """Every name is imported or defined above its use, an app accepts all handlers of its page, and tests pass."""
+    """The samples of a page run in order, its tests pass, and its apps start."""
     monkeypatch.setenv("TAILRACE_SASL_PLAIN_PASSWORD", "secret")
     for module in (asyncio, tailrace):
         monkeypatch.setattr(module, "run", Coroutine.close)  # no program of a page finds its broker
