@@ -26,7 +26,7 @@ STEERING = "\x1b[2J", "\x9b31m", "\u202eevil", "\nERROR forged", "\r", "\x00", "
 
 @pytest.mark.parametrize("text", STEERING)
 def test_control_characters_are_escaped(text):
-    """Escape sequences, C1, bidirectional controls and line ends are escaped; text of all languages is kept."""
+    """Escape sequences, bidirectional controls and line ends are escaped, and text of all languages is kept."""
     assert escaped(f"größe {text}").isprintable()
     assert escaped("größe 漢字 😀") == "größe 漢字 😀"
     line = json.dumps({"a": f"ü 😀 {text}", "b": 1}, ensure_ascii=False)
@@ -36,7 +36,7 @@ def test_control_characters_are_escaped(text):
 
 @pytest.mark.parametrize("text", STEERING)
 def test_a_log_line_has_no_line_breaks(text, caplog):
-    """Names and errors from a broker cannot break the line."""
+    """Names and errors from a broker cannot add a line to the log."""
     with caplog.at_level(logging.DEBUG, "tailrace"):
         Observer(client_id=f"c{text}").emit(FetchFailed(f"broker {text}", TopicPartition(f"t{text}", 0), text))
 
@@ -47,7 +47,7 @@ def test_a_log_line_has_no_line_breaks(text, caplog):
 @pytest.mark.parametrize("text", STEERING)
 @pytest.mark.parametrize("is_cause", [False, True])
 def test_a_traceback_cannot_forge_a_log_line(text, is_cause):
-    """Lines of an exception's message are indented and escaped; frames are unchanged."""
+    """Lines of an exception's message are indented and escaped in a traceback."""
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
@@ -80,7 +80,7 @@ def fail(message: str, *, is_cause: bool) -> None:
 @pytest.mark.parametrize("text", STEERING)
 @pytest.mark.parametrize("form", ["json", "raw", "table"])
 def test_tail_escapes_records_for_a_terminal(text, form, monkeypatch):
-    """Records are escaped on a terminal; raw values are unchanged elsewhere."""
+    """`tail` escapes records on a terminal, and prints raw values unchanged elsewhere."""
     record = Record("t", 0, 0, b"k", f"ü{text}".encode(), 0, [])
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     written = writer_of(form)(record)
@@ -91,7 +91,7 @@ def test_tail_escapes_records_for_a_terminal(text, form, monkeypatch):
 
 
 def test_an_error_on_the_terminal_is_escaped(capsys, monkeypatch):
-    """Foreign text in an error message is escaped, and its second line is indented."""
+    """An error message on the terminal is escaped, and its second line is indented."""
 
     def refuse(*_arguments: object) -> int:
         raise ConfigurationError("topic \x1b[2J\u202e\ntailrace lag: forged")
@@ -106,7 +106,7 @@ def test_an_error_on_the_terminal_is_escaped(capsys, monkeypatch):
 
 @pytest.mark.parametrize("name", ["ssl_cafile", "ssl_certfile", "ssl_keyfile"])
 def test_inline_pem_is_refused_and_not_shown(name):
-    """The options are paths; a key passed instead of a path appears in no error."""
+    """A key in place of a path raises an error that does not show it."""
     pem = "-----BEGIN PRIVATE KEY-----\nMIIsecret\n-----END PRIVATE KEY-----"
     options = {"bootstrap_servers": "b:1", "security_protocol": "SSL", "ssl_certfile": "cert.pem", name: pem}
 
@@ -118,7 +118,7 @@ def test_inline_pem_is_refused_and_not_shown(name):
 
 @pytest.mark.parametrize("name", ["ssl_cafile", "ssl_certfile", "ssl_keyfile"])
 def test_inline_pem_for_a_registry_is_refused_and_not_shown(name):
-    """Inline PEM is refused before a request to the registry could show the path."""
+    """A key in place of a path for the registry raises an error that does not show it."""
     pem = "-----BEGIN PRIVATE KEY-----\nMIIsecret\n-----END PRIVATE KEY-----"
 
     with pytest.raises(ConfigurationError, match=f"{name} must be the path of a file") as raised:
@@ -128,7 +128,7 @@ def test_inline_pem_for_a_registry_is_refused_and_not_shown(name):
 
 
 def test_a_shipment_shows_no_secrets():
-    """Its repr hides the pickled options, which include passwords."""
+    """The repr of a shipment does not show the pickled options, which include passwords."""
     shipment = Shipment(None, b"hunter2", (0,), ("handle",), "g", ("t",), has_sink=False, sys_path=())
 
     assert "hunter2" not in repr(shipment)
@@ -144,7 +144,7 @@ def test_a_shipment_shows_no_secrets():
     ],
 )
 async def test_an_event_reports_a_password_without_tls(protocol, mechanism, is_told):
-    """PLAIN sends the password itself; SCRAM does not."""
+    """PLAIN without TLS emits an event, since it sends the password itself; SCRAM does not."""
     events = EventRecorder()
     options = {"sasl_plain_username": "u", "sasl_plain_password": "hunter2", "sasl_mechanism": mechanism}
     config = resolve({"bootstrap_servers": "127.0.0.1:1", "security_protocol": protocol, **options}, {})
@@ -166,7 +166,7 @@ async def test_an_event_reports_a_password_without_tls(protocol, mechanism, is_t
     ],
 )
 def test_an_event_reports_registry_credentials_without_tls(url, auth, is_told, caplog):
-    """The log line itself does not show them."""
+    """Registry credentials without TLS emit an event that does not show them."""
     SchemaRegistry(url, auth=auth)
 
     assert ["credentials unencrypted" in record.getMessage() for record in caplog.records] == [True] * is_told
@@ -174,7 +174,7 @@ def test_an_event_reports_registry_credentials_without_tls(url, auth, is_told, c
 
 
 async def test_a_child_process_imports_nothing_from_the_working_directory(tmp_path, monkeypatch):
-    """A module there with the name of a library would run with the rights of the app."""
+    """A child process imports no module from its working directory, where another user may have put one."""
     (tmp_path / "structlog.py").write_text("import pathlib; pathlib.Path('imported').touch()")
     monkeypatch.chdir(tmp_path)
     child = await Child.start("structlog", {}, {})

@@ -19,7 +19,7 @@ WITHOUT_EXCEPTION = {
 
 
 async def test_hooks_get_the_exceptions_of_callbacks_and_deserializers(kafka_server, new_topic, group, witness):
-    """The user's own exception is in the event, or is the cause of the exception there."""
+    """The event has the user's exception, or one that has it as its cause."""
     topic, recorder = new_topic(), EventRecorder()
     witness.produce(topic, [b"x"])
 
@@ -49,7 +49,7 @@ async def test_hooks_get_the_exceptions_of_callbacks_and_deserializers(kafka_ser
 
 
 def test_failure_events_are_emitted_with_their_exceptions():
-    """Wherever an event that may have an exception is created, it is given one."""
+    """Each call that creates an event with an exception field gives it an exception."""
     fields = {
         name: kind.__struct_fields__.index("exception")
         for name in events.__all__

@@ -15,7 +15,7 @@ ORDERS = [TopicPartition("orders", number) for number in (0, 2)]
 
 
 def test_a_log_record_has_json_values(caplog):
-    """``record.tailrace`` has partitions as topic and number, and sets as lists; the message is one line of text."""
+    """``record.tailrace`` has JSON values for partitions and sets, and the message is one line of text."""
     observer = Observer(client_id="c")
     with caplog.at_level(logging.DEBUG, "tailrace"):
         observer.emit(PartitionsAssigned("g", added=frozenset(ORDERS), kept=frozenset()))
@@ -39,7 +39,7 @@ def test_a_log_record_has_json_values(caplog):
 
 
 def test_a_hook_that_returns_a_coroutine_is_named_in_the_log(caplog):
-    """The coroutine is not awaited, so its code never runs; the event is logged all the same."""
+    """A hook that returns a coroutine, which is not awaited, is logged as an error with its name."""
 
     class Late:
         def on_event(self, event):

@@ -36,7 +36,7 @@ def written() -> Iterator[io.StringIO]:
 
 
 def test_events_are_lines_of_json_with_typed_fields(written):
-    """Numbers, partitions and offsets keep their types; a traceback is one field of its line."""
+    """An event is one line of JSON, in which numbers keep their types and a traceback is a field."""
     observer = Observer(client_id="c")
     try:
         {}["customer\nforged line"]
@@ -66,7 +66,7 @@ def test_events_are_lines_of_json_with_typed_fields(written):
 
 
 def test_other_log_records_are_lines_of_json_with_their_extra_fields(written):
-    """``extra=`` of logging and the fields of structlog keep their types."""
+    """Other log records are lines of JSON with the fields of ``extra=`` and of structlog."""
     logging.getLogger("shop").info("charged %s", "ann", extra={"total": 5})
     shop = structlog.wrap_logger(
         logging.getLogger("shop"),

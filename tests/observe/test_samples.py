@@ -20,12 +20,12 @@ def consumer(*partitions: PartitionStatistics, **values: object) -> ConsumerStat
 
 
 def values_of(*found) -> dict[tuple[str, ...], float | Durations]:
-    """Return the values by name and values of labels."""
+    """Return the values by name and label values."""
     return {(one.metric.name, *one.labels.values()): one.value for one in samples(found)}
 
 
 def test_each_number_has_its_labels():
-    """A handler has a group and a name; a partition has a group, a topic and a number."""
+    """A sample of a handler has group and name, and one of a partition has group, topic and number."""
     app = AppStatistics(
         is_ready=True,
         handlers=(HandlerStatistics(group_id="g", handler="charge", concurrency=3, records=7),),
@@ -41,7 +41,7 @@ def test_each_number_has_its_labels():
 
 
 def test_an_unknown_value_has_no_sample():
-    """A partition without a known end has no lag, and a handler of records has no batches."""
+    """A partition without a known end has no sample of its lag, and a handler of records none of its batches."""
     app = AppStatistics(
         handlers=(HandlerStatistics(group_id="g", handler="charge", concurrency=1),),
         consumers=(consumer(PartitionStatistics(topic="orders", partition=0)),),
@@ -54,7 +54,7 @@ def test_an_unknown_value_has_no_sample():
 
 
 def test_samples_with_the_same_labels_become_one():
-    """Two consumers of one group in one process: counts and durations are added up, the greatest age counts."""
+    """Samples with the same labels become one: counts are added, and the greatest age counts."""
     one = consumer(queued_records=1, fetches=Durations(1.0, (1,) * 18), heartbeat_age_s=1.0)
     two = consumer(queued_records=2, fetches=Durations(2.0, (2,) * 18), heartbeat_age_s=0.5)
 
@@ -68,7 +68,7 @@ def test_samples_with_the_same_labels_become_one():
 
 
 def test_samples_have_the_number_of_their_worker():
-    """Each sample of a worker has its number; a worker that did not answer is down."""
+    """Samples of workers have its number, and a worker that did not answer is down."""
     pool = PoolStatistics(workers={0: AppStatistics(is_ready=True), 1: None}, restarts={1: 3})
 
     found = values_of(pool)
@@ -81,7 +81,7 @@ def test_samples_have_the_number_of_their_worker():
 
 
 def test_durations_have_a_mean_and_cumulative_counts():
-    """A duration on a bound belongs to the bucket below it."""
+    """A duration at a bound is counted in the bucket below it."""
     meter = DurationMeter()
     meter.note(0.001, 3)
     meter.note(1000.0)

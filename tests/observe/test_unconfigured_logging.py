@@ -1,4 +1,4 @@
-"""Warnings are visible in a program that configures no logging."""
+"""Warnings in a program that configures no logging."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ asyncio.run(main())
 
 
 async def test_a_wrong_port_is_reported_while_the_start_retries():
-    """Warnings go to stderr after the first failed round, long before start_timeout_ms is over."""
+    """A warning about a wrong port is written to stderr after the first failed attempt."""
     program = await asyncio.create_subprocess_exec(
         sys.executable, "-c", textwrap.dedent(PROGRAM), stderr=asyncio.subprocess.PIPE
     )
