@@ -54,8 +54,8 @@ async def numbers(server, topic: str, count: int) -> list[int]:
 
 @pytest.mark.parametrize("skip", [0, 3])
 @pytest.mark.parametrize("fault", LOSSES)
-async def test_a_lost_answer_loses_and_repeats_nothing(proxied, proxied_topic, fault, skip):
-    """With several batches in flight, each record is stored once after a lost request, lost answer or duplicate."""
+async def test_a_lost_response_loses_and_repeats_nothing(proxied, proxied_topic, fault, skip):
+    """With several batches in flight, each record is stored once after a lost request, lost response or duplicate."""
     async with producer_of(proxied, **IMPATIENT) as producer, asyncio.timeout(30):
         with getattr(proxied.proxy, fault)(ProduceRequest, skip=skip):
             await publish_all(producer, proxied_topic, 1_000)
@@ -73,7 +73,7 @@ async def test_a_lost_answer_loses_and_repeats_nothing(proxied, proxied_topic, f
     ],
 )
 async def test_a_batch_answered_with_a_retriable_error_is_stored_once(proxied, proxied_topic, code):
-    """A batch that the leader stored but answered with a retriable error is sent again, and stored once."""
+    """A batch that the leader stored and refused with a retriable error is sent again and stored once."""
     async with producer_of(proxied) as producer, asyncio.timeout(30):
         with proxied.proxy.edit_answer(ProduceRequest, with_code(code), times=2):
             await publish_all(producer, proxied_topic, 500)
@@ -81,7 +81,7 @@ async def test_a_batch_answered_with_a_retriable_error_is_stored_once(proxied, p
     assert await numbers(proxied, proxied_topic, 500) == list(range(500))
 
 
-async def test_a_connection_that_breaks_again_and_again_loses_nothing(proxied, proxied_topic):
+async def test_repeated_connection_resets_lose_nothing(proxied, proxied_topic):
     """Connection resets lose, repeat and reorder no record."""
     count = 5_000
     async with producer_of(proxied) as producer, asyncio.timeout(60):
@@ -110,8 +110,8 @@ async def test_a_canceled_publish_delays_no_other_record(proxied, proxied_topic)
     assert await numbers(proxied, proxied_topic, 3) == [0, 1, 2]
 
 
-async def test_unacknowledged_published_records_take_bounded_memory(proxied, proxied_topic):
-    """publish() waits while ``max_buffered_bytes`` are undelivered; a canceled wait publishes nothing."""
+async def test_unacknowledged_records_need_bounded_memory(proxied, proxied_topic):
+    """publish() waits while ``max_buffered_bytes`` are unacknowledged, and a canceled wait publishes nothing."""
     config = resolve({"bootstrap_servers": proxied.bootstrap_servers}, {})
     async with Producer(config, max_buffered_bytes=5_000) as producer, asyncio.timeout(30):
         await producer.publish(proxied_topic, b"0")
@@ -127,7 +127,7 @@ async def test_unacknowledged_published_records_take_bounded_memory(proxied, pro
     assert await numbers(proxied, proxied_topic, 3) == [0, 1, 3]
 
 
-async def test_closing_fails_what_is_not_acknowledged_in_time(proxied, proxied_topic):
+async def test_close_fails_records_that_are_not_acknowledged_in_time(proxied, proxied_topic):
     """close() fails unacknowledged records after its timeout, so that no publish() waits forever."""
     producer = producer_of(proxied)
     await producer.start()
@@ -141,7 +141,7 @@ async def test_closing_fails_what_is_not_acknowledged_in_time(proxied, proxied_t
             await publishing
 
 
-async def test_closing_fails_what_waits_for_metadata(proxied):
+async def test_close_fails_records_that_wait_for_metadata(proxied):
     """close() fails a record that waits for metadata of a missing topic."""
     producer = producer_of(proxied)
     await producer.start()
@@ -156,7 +156,7 @@ async def test_closing_fails_what_waits_for_metadata(proxied):
 
 @pytest.mark.slow
 async def test_leaders_that_move_lose_and_repeat_nothing(kafka_cluster, name):
-    """During a rolling restart of the brokers each record is stored once, in order."""
+    """During a rolling restart of the brokers, each record is stored once and in order."""
     cluster = kafka_cluster(3)
     cluster.create_topic(name, 3, replication_factor=3)
     published: dict[int, list[tuple[int, int]]] = {partition: [] for partition in range(3)}

@@ -1,4 +1,4 @@
-"""Producer against the real broker: acknowledged records are written once, and each publish() returns or raises."""
+"""Producer with a real broker: acknowledged records are written once, and each publish() returns or raises."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_publish_returns_partition_and_offset_of_the_record(kafka_server, 
 
 
 async def test_a_key_has_one_partition(new_producer, topic):
-    """Records of one key are in one partition; keys spread over all partitions."""
+    """Records of one key are in one partition, and keys are spread over all partitions."""
     async with new_producer() as producer, asyncio.TaskGroup() as tasks:
         sent = {n: tasks.create_task(producer.publish(topic, b"%d" % n, key=b"%d" % (n % 20))) for n in range(200)}
 
@@ -72,7 +72,7 @@ async def test_a_key_has_one_partition(new_producer, topic):
 
 
 async def test_a_partition_that_was_added_since_is_found(kafka_server, new_producer, topic):
-    """An unknown partition refreshes the metadata before PublishError is raised."""
+    """publish() to an unknown partition refreshes the metadata before it raises."""
     async with new_producer() as producer:
         await producer.publish(topic, b"v")
         kafka_server.add_partitions(topic, 5)
@@ -83,8 +83,8 @@ async def test_a_partition_that_was_added_since_is_found(kafka_server, new_produ
     assert placed.partition == TopicPartition(topic, 4)
 
 
-async def test_calls_that_begin_together_keep_their_order(new_producer, topic):
-    """Concurrent calls of one task keep their order per partition, despite other sizes and other publishers."""
+async def test_concurrent_calls_keep_their_order(new_producer, topic):
+    """Concurrent calls of one task keep their order in a partition, whatever other tasks publish."""
     values = [b"x" * (n * 7_919 % 5_000) for n in range(1_000)]
     is_over = False
 
@@ -104,7 +104,7 @@ async def test_calls_that_begin_together_keep_their_order(new_producer, topic):
 
 
 async def test_many_records_arrive_once_and_in_order(kafka_server, new_producer, topic):
-    """publish_many() writes each record once, in order, in as many batches as it takes."""
+    """publish_many() writes each record once and in order."""
     values = {p: [b"%d" % n * 100 for n in range(p, 9_000, 3)] for p in range(3)}
 
     async with new_producer() as producer:
@@ -281,7 +281,7 @@ async def test_a_failed_token_provider_is_called_again():
 
 
 async def test_start_without_a_broker_raises_in_time():
-    """start() raises BrokerConnectionError with the address, or ConfigurationError without any."""
+    """start() raises BrokerConnectionError with the address, or ConfigurationError without bootstrap_servers."""
     with pytest.raises(BrokerConnectionError, match=r"127\.0\.0\.1:1"):
         await Producer(resolve({"bootstrap_servers": "127.0.0.1:1", "start_timeout_ms": 200}, {})).start()
     with pytest.raises(ConfigurationError, match="bootstrap_servers is missing"):
@@ -289,7 +289,7 @@ async def test_start_without_a_broker_raises_in_time():
 
 
 async def test_calls_to_a_frozen_broker_end_at_their_timeouts():
-    """With a frozen broker publish() and close() end by their own timeouts, and leave no task."""
+    """With a frozen broker, publish() and close() end at their timeouts and leave no task."""
     with KafkaServer() as server:
         server.create_topic("t")
         options = {"default_api_timeout_ms": 2_500, "stop_timeout_ms": 1_000, "request_timeout_ms": 60_000}
@@ -316,7 +316,7 @@ async def test_publish_before_the_start_raises(new_producer):
         await new_producer().publish("t", b"x")
 
 
-async def test_a_name_that_no_topic_can_have_is_refused_before_anything_is_sent(new_producer):
+async def test_an_illegal_topic_name_raises_before_a_request(new_producer):
     """An illegal topic name raises at once, without a request."""
     async with new_producer() as producer, asyncio.timeout(5):
         with pytest.raises(PublishError, match=r"'new orders' is not a legal topic name: .* ' '"):

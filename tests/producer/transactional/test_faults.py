@@ -61,8 +61,8 @@ async def publish(producer: TransactionalProducer, topic: str, value: bytes, gro
 
 
 @pytest.mark.parametrize("fault", LOSSES)
-async def test_a_lost_answer_loses_and_repeats_nothing(ledger, proxy, group, fault):
-    """Records and offsets are committed once after a lost request, lost answer or duplicate."""
+async def test_a_lost_response_loses_and_repeats_nothing(ledger, proxy, group, fault):
+    """Records and offsets are committed once after a lost request, lost response or duplicate."""
     topic, numbers = ledger.topic(2), range(len(IN_TRANSACTION))
 
     async with ledger.producer(config=IMPATIENT) as producer:
@@ -76,8 +76,8 @@ async def test_a_lost_answer_loses_and_repeats_nothing(ledger, proxy, group, fau
 
 @pytest.mark.parametrize("fault", ["drop_answer", "reset_on_answer"])
 @pytest.mark.parametrize("request_", [InitProducerIdRequest, FindCoordinatorRequest])
-async def test_start_retries_after_a_lost_answer(ledger, proxy, group, request_, fault):
-    """start() retries after a lost answer, and the previous producer of the transactional id is fenced."""
+async def test_start_retries_after_a_lost_response(ledger, proxy, group, request_, fault):
+    """start() retries after a lost response, and the former producer with the transactional id is fenced."""
     topic, name = ledger.topic(2), f"x-{uuid.uuid4().hex[:12]}"
 
     async with ledger.producer(name) as zombie:
@@ -92,8 +92,8 @@ async def test_start_retries_after_a_lost_answer(ledger, proxy, group, request_,
     assert await ledger.values(topic) == [b"1"] * 2
 
 
-async def test_after_a_lost_answer_the_epoch_is_new(ledger, proxy, group):
-    """After a lost answer the next transaction has a new epoch, which fences requests that arrive late."""
+async def test_the_epoch_is_new_after_a_lost_response(ledger, proxy, group):
+    """After a lost response the next transaction has a new epoch, which fences requests that arrive late."""
     topic = ledger.topic(2)
 
     async with ledger.producer() as producer:
@@ -145,7 +145,7 @@ async def test_a_retriable_refusal_is_repeated_and_takes_effect_once(ledger, pro
     ],
 )
 async def test_an_error_that_is_not_retriable_aborts_the_transaction(ledger, proxy, group, request_, code):
-    """commit() raises an error that is not retriable, the transaction is aborted, and the next one is committed."""
+    """After a permanent error commit() raises, the transaction is aborted, and the next one succeeds."""
     topic = ledger.topic(2)
 
     async with ledger.producer() as producer:
@@ -163,7 +163,7 @@ async def test_an_error_that_is_not_retriable_aborts_the_transaction(ledger, pro
 
 
 async def test_the_abort_of_an_unknown_transaction_succeeds(ledger, proxy, group):
-    """The abort of a transaction that the coordinator never knew succeeds, and the next one is committed."""
+    """abort() of a transaction that the coordinator does not know succeeds, and so does the next transaction."""
     topic = ledger.topic(2)
 
     async with ledger.producer(config=IMPATIENT) as producer:
@@ -183,7 +183,7 @@ async def test_the_abort_of_an_unknown_transaction_succeeds(ledger, proxy, group
 
 
 async def test_no_record_is_visible_before_the_transaction_ends(ledger, proxy, group):
-    """Before EndTxn reaches the coordinator, read_committed consumers see no record and the group has no offset."""
+    """Before EndTxn reaches the coordinator, read_committed consumers see no record and no offset is committed."""
     topic = ledger.topic(2)
 
     async with ledger.producer() as producer, asyncio.TaskGroup() as tasks:
@@ -200,7 +200,7 @@ async def test_no_record_is_visible_before_the_transaction_ends(ledger, proxy, g
 
 
 async def test_a_commit_in_doubt_is_completed_by_the_next_call(ledger, proxy, group):
-    """A commit without an answer is in doubt: abort() raises, and the next call completes the commit."""
+    """After a commit without a response abort() raises, and the next commit() or begin() completes it."""
     topics = {way_on: ledger.topic(2) for way_on in ("commit", "begin", "close")}
 
     async def doubt(producer: TransactionalProducer, topic: str) -> None:
@@ -228,8 +228,8 @@ async def test_a_commit_in_doubt_is_completed_by_the_next_call(ledger, proxy, gr
 
 
 @pytest.mark.parametrize("request_", IN_TRANSACTION)
-async def test_a_cancelled_commit_is_all_or_nothing(ledger, proxy, group, request_):
-    """A canceled commit takes effect only if EndTxn was sent; the next transaction is committed."""
+async def test_a_canceled_commit_is_all_or_nothing(ledger, proxy, group, request_):
+    """A canceled commit takes effect only if EndTxn was sent, and the next transaction succeeds."""
     topic = ledger.topic(2)
 
     async with ledger.producer() as producer:
@@ -271,7 +271,7 @@ async def test_transactions_complete_after_the_coordinator_is_killed(mortal_serv
 
 
 async def test_calls_to_a_frozen_broker_end_at_their_timeouts(ledger, proxy):
-    """Without answers each call and the exit end by their own timeouts, and leave no task."""
+    """With a frozen broker, each call and the exit end at their timeouts and leave no task."""
     topic, before = ledger.topic(2), asyncio.all_tasks()
     options = {"default_api_timeout_ms": 700, "stop_timeout_ms": 500, "request_timeout_ms": 60_000}
 
@@ -291,7 +291,7 @@ async def test_calls_to_a_frozen_broker_end_at_their_timeouts(ledger, proxy):
 
 
 async def test_a_transaction_timeout_raises_with_advice(ledger):
-    """After a transaction timeout commit() raises ProducerFencedError with advice; a new producer works."""
+    """After a transaction timeout, commit() raises ProducerFencedError with advice, and a new producer succeeds."""
     topic, name = ledger.topic(), f"x-{uuid.uuid4().hex[:12]}"
 
     async with ledger.producer(name, transaction_timeout_ms=2_500) as slow:
@@ -311,7 +311,7 @@ async def test_a_transaction_timeout_raises_with_advice(ledger):
 
 
 async def test_brokers_that_have_moved_are_found_again(own_server, proxy, ledger):
-    """If all brokers move, the producer finds them by its bootstrap servers."""
+    """If all brokers have moved, the producer finds them by its bootstrap servers."""
     topic = ledger.topic()
     with FaultProxy("127.0.0.1", own_server.node.ports.internal) as old:
 

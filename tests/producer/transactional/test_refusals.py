@@ -1,4 +1,4 @@
-"""Calls refused by the transactional producer, and errors from brokers."""
+"""Calls that the transactional producer refuses, and errors of brokers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ledger(kafka_server) -> CommittedRecords:
 
 
 async def test_a_refused_record_aborts_its_transaction(ledger):
-    """A refused record aborts its transaction; commit() raises the reason, and the next transaction is committed."""
+    """A refused record aborts its transaction; commit() raises the reason, and the next transaction succeeds."""
     topic, small = ledger.topic(), ledger.topic(max_message_bytes=1_000)
 
     async with ledger.producer() as producer:
@@ -67,7 +67,7 @@ async def test_an_invalid_record_leaves_the_transaction_open(ledger, monkeypatch
 
 
 async def test_a_call_in_the_wrong_state_raises_with_advice(ledger):
-    """Calls in the wrong state raise ConsumerStateError that names the call to make first."""
+    """A call in the wrong state raises ConsumerStateError that names the call to make first."""
     topic, producer = ledger.topic(), ledger.producer()
     with pytest.raises(ConsumerStateError, match="async with"):
         await producer.begin()
@@ -100,19 +100,19 @@ async def test_a_call_in_the_wrong_state_raises_with_advice(ledger):
     ],
 )
 async def test_an_invalid_option_raises_in_the_constructor(options, words):
-    """The constructor raises ConfigurationError before it connects."""
+    """An invalid option raises ConfigurationError in the constructor."""
     with pytest.raises(ConfigurationError, match=words):
         TransactionalProducer(resolve({"bootstrap_servers": "127.0.0.1:1"}, {}), **{"transactional_id": "x", **options})
 
 
 async def test_a_transaction_timeout_above_the_brokers_maximum_raises_at_start(ledger):
-    """start() raises if transaction_timeout_ms exceeds the broker's maximum."""
+    """A transaction_timeout_ms above the broker's maximum raises at start()."""
     with pytest.raises(PublishError, match="INVALID_TRANSACTION_TIMEOUT"):
         await ledger.producer(transaction_timeout_ms=2_000_000_000).start()
 
 
 async def test_a_partition_that_was_added_since_is_found(kafka_server, ledger):
-    """An unknown partition refreshes the metadata before PublishError is raised."""
+    """A record for an unknown partition refreshes the metadata before it raises."""
     topic = ledger.topic()
 
     async with ledger.producer() as producer:
@@ -129,7 +129,7 @@ async def test_a_partition_that_was_added_since_is_found(kafka_server, ledger):
 
 
 async def test_after_an_abort_the_next_call_raises_the_reason_once(ledger):
-    """After an abort the next call, ``begin`` included, raises the reason once."""
+    """After an abort the next call, even begin(), raises the reason once."""
     topic, small = ledger.topic(), ledger.topic(max_message_bytes=1_000)
 
     async with ledger.producer() as producer, asyncio.timeout(20):

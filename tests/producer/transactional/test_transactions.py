@@ -1,4 +1,4 @@
-"""Transactions on the real broker, as read_committed consumers see them."""
+"""Transactions with a real broker, as read_committed consumers see them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_committed_records_are_read_once_and_aborted_ones_never(ledger):
 
 
 async def test_a_record_has_the_content_that_was_sent(ledger):
-    """Key, value, headers, timestamp and partition are unchanged, null and empty differ, and futures have offsets."""
+    """A record keeps key, value, headers, timestamp and partition, and null differs from empty."""
     topic = ledger.topic(3)
 
     async with ledger.producer() as producer:
@@ -114,7 +114,7 @@ async def test_batches_may_be_compressed(ledger, compression):
 
 
 async def test_a_transaction_may_be_larger_than_the_producers_memory(ledger):
-    """Full batches are written during the transaction, which bounds memory, and become visible at its commit."""
+    """Full batches are written during the transaction and become visible at its commit."""
     topic, value = ledger.topic(2), b"x" * 1_000
 
     async with ledger.producer(max_buffered_bytes=1 << 20) as producer:
@@ -175,8 +175,8 @@ async def test_empty_transactions_can_be_committed_and_aborted(ledger):
         assert producer.state is ProducerState.READY
 
 
-async def test_ten_thousand_records_in_transactions_of_a_hundred(ledger, group):
-    """A hundred transactions of records and offsets take seconds, and lose or repeat no record."""
+async def test_a_hundred_transactions_lose_and_repeat_nothing(ledger, group):
+    """A hundred transactions of a hundred records and an offset lose and repeat no record."""
     topic, source = ledger.topic(3), ledger.topic()
 
     async with ledger.producer() as producer:
@@ -209,7 +209,7 @@ async def test_a_zombie_is_fenced(ledger, moment):
             await ledger.flush(zombie)
         async with ledger.producer(name) as successor:
             with pytest.raises(ProducerFencedError, match=f"another process has the same transactional_id '{name}'"):
-                await go_on(zombie, topic)
+                await continue_fenced(zombie, topic)
             with pytest.raises(ProducerFencedError):
                 await zombie.begin()
             await zombie.abort()
@@ -221,8 +221,8 @@ async def test_a_zombie_is_fenced(ledger, moment):
     assert await ledger.values(topic) == [b"successor"]
 
 
-async def go_on(zombie: TransactionalProducer, topic: str) -> None:
-    """Continue as a process unaware of its successor."""
+async def continue_fenced(zombie: TransactionalProducer, topic: str) -> None:
+    """Continue as a process that does not know its successor."""
     if zombie.state is ProducerState.READY:
         await zombie.begin()
         await zombie.send(topic, b"zombie")
@@ -230,7 +230,7 @@ async def go_on(zombie: TransactionalProducer, topic: str) -> None:
 
 
 async def test_a_member_of_an_old_generation_cannot_commit_in_a_transaction(ledger, group):
-    """Offsets of an old generation or unknown member abort their transaction; the next one is committed."""
+    """Offsets of an old generation or an unknown member abort their transaction, and the next one succeeds."""
     source, out = ledger.topic(), ledger.topic()
 
     config = {"group_id": group}
@@ -262,8 +262,8 @@ async def publish(producer, topic, value, offsets, identity):
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-async def test_a_consumer_hands_its_offsets_over(ledger, group, protocol):
-    """A consumer's own identity is accepted under both protocols; a stale or foreign one is refused."""
+async def test_offsets_are_committed_with_the_consumers_membership(ledger, group, protocol):
+    """Offsets are accepted with the consumer's current membership, and refused with an outdated or another one."""
     source, out = ledger.topic(), ledger.topic()
     options = {"group_id": group, "group_protocol": protocol, "group_instance_id": "i", "enable_auto_commit": False}
 
