@@ -40,7 +40,7 @@ few = settings(max_examples=3)
 
 @pytest.mark.parametrize(("api", "version"), SPOKEN)
 def test_requests_round_trip(api, version):
-    """A broker's decoder reads what is encoded."""
+    """An encoded request is decoded to the same request, as a broker would."""
 
     @few
     @given(requests(api, version))
@@ -54,7 +54,7 @@ def test_requests_round_trip(api, version):
 
 @pytest.mark.parametrize(("api", "version"), SPOKEN)
 def test_responses_round_trip(api, version):
-    """The decoder reads what a broker encodes."""
+    """A response encoded as by a broker is decoded to the same response."""
 
     @few
     @given(responses(api, version))
@@ -68,7 +68,7 @@ def test_responses_round_trip(api, version):
 
 @pytest.mark.parametrize(("api", "version"), FLEXIBLE)
 def test_unknown_tagged_fields_are_skipped(api, version):
-    """An unknown tag in any structure of a flexible message is skipped."""
+    """An unknown tagged field in any structure of a message is skipped."""
 
     @settings(few, max_examples=2)
     @given(requests(api, version), responses(api, version))
@@ -89,7 +89,7 @@ def test_unknown_tagged_fields_are_skipped(api, version):
 
 
 def from_the_future(frame: bytearray, message, version: int) -> bytearray:
-    """Return the frame with an additional tagged field in each structure: the name of its class."""
+    """Return the frame with an additional tagged field in each structure, which has the name of its class."""
     body, newer = bytearray(), bytearray()
     encoder(layout(type(message), version), flexible=True)(body, message)
     encoder(richer(layout(type(message), version)), flexible=True)(newer, message)
@@ -119,8 +119,8 @@ def richer(shape):
 
 
 @given(st.integers(0, 0x7FFFFFFF), st.none() | st.text("a☃", max_size=5), st.sampled_from([0, 3, 4]))
-def test_the_header_of_a_request(correlation_id, client_id, version):
-    """Size, API key, version, correlation id and client id precede each request."""
+def test_a_request_begins_with_its_header(correlation_id, client_id, version):
+    """A request begins with its size, API key, version, correlation id and client id."""
     frame = HeartbeatRequest.api.encode_request(
         HeartbeatRequest("g", 1, "m"), version, correlation_id=correlation_id, client_id=client_id
     )
@@ -130,7 +130,7 @@ def test_the_header_of_a_request(correlation_id, client_id, version):
 
 
 def test_frames_are_those_of_the_protocol():
-    """Two requests and a response written by hand from Kafka's protocol guide."""
+    """Two requests and a response have the bytes that Kafka's protocol guide prescribes."""
     old = HeartbeatRequest.api.encode_request(HeartbeatRequest("g", 1, "m"), 3, correlation_id=5, client_id="c")
     new = HeartbeatRequest.api.encode_request(HeartbeatRequest("g", 1, "m", "i"), 4, correlation_id=5, client_id="c")
     answer = HeartbeatRequest.api.decode_response(memoryview(bytes.fromhex("000000050000000064001b00")), 4)
@@ -141,7 +141,7 @@ def test_frames_are_those_of_the_protocol():
 
 
 def test_tagged_fields_in_a_header_are_skipped():
-    """Tagged fields are skipped in requests and in responses."""
+    """Tagged fields in the headers of requests and responses are skipped."""
     request = bytes.fromhex("000c000400000005000163010002ffff026700000001026d0000")
     answer = bytes.fromhex("00000005020001ff050000000064001b00")
 
@@ -149,8 +149,8 @@ def test_tagged_fields_in_a_header_are_skipped():
     assert HeartbeatRequest.api.decode_response(memoryview(answer), 4) == HeartbeatResponse(27, throttle_time_ms=100)
 
 
-def test_an_answer_to_api_versions_has_the_oldest_header():
-    """The common versions are not known yet when it is sent (KIP-511)."""
+def test_a_response_to_api_versions_has_the_oldest_header():
+    """The response to ApiVersions has the oldest header, since the common versions are not known yet (KIP-511)."""
     answer = ApiVersionsResponse(0, (ApiVersionRange(3, 0, 13),), 5)
 
     frame = ApiVersionsRequest.api.encode_response(answer, 3, correlation_id=9)
@@ -160,7 +160,7 @@ def test_an_answer_to_api_versions_has_the_oldest_header():
 
 
 def test_an_unsupported_api_versions_request_is_answered_in_version_0():
-    """Error 35 in ApiVersions has version 0; responses of other APIs have the version of the request."""
+    """A response to ApiVersions with error 35 has version 0, other responses have that of the request."""
     refusal = ApiVersionsRequest.api.encode_response(ApiVersionsResponse(35), 0, correlation_id=9)[4:]
     answer = ApiVersionsRequest.api.encode_response(ApiVersionsResponse(0), 3, correlation_id=9)[4:]
 
@@ -171,7 +171,7 @@ def test_an_unsupported_api_versions_request_is_answered_in_version_0():
 
 @pytest.mark.parametrize(("api", "version"), [(HeartbeatRequest.api, 3), (HeartbeatRequest.api, 4)])
 def test_bytes_left_over_are_malformed(api, version):
-    """A message must end where its frame ends."""
+    """A frame with bytes after the end of its message is malformed."""
     frame = api.encode_request(HeartbeatRequest("g", 1, "m"), version, correlation_id=1, client_id=None)[4:]
 
     with pytest.raises(MalformedMessageError, match=f"1 bytes left over after a Heartbeat message v{version}"):
@@ -204,7 +204,7 @@ TOPIC_ID = UUID(int=5)
     ids=lambda one: one.name if isinstance(one, Api) else None,
 )
 def test_a_value_that_a_version_cannot_carry_raises(api, request_, first):
-    """The error names the version that is required."""
+    """A value that the version of a request does not have raises an error with the required version."""
     for version in api.versions:
         if version < first:
             with pytest.raises(UnsupportedVersionError, match=f"it needs version {first}"):
@@ -225,8 +225,8 @@ def test_a_value_that_a_version_cannot_carry_raises(api, request_, first):
     ],
     ids=lambda one: one.name if isinstance(one, Api) else None,
 )
-def test_ignorable_values_are_dropped(api, request_):
-    """Reasons, epochs and names are sent only in versions that have them."""
+def test_ignorable_values_are_omitted(api, request_):
+    """Reasons, epochs and names are omitted in versions that do not have them."""
     for version in api.versions:
         frame = api.encode_request(request_, version, correlation_id=1, client_id=None)
 

@@ -25,7 +25,7 @@ from tailrace.testing.apis import APIS, api_by_key
 
 
 def offered(**ranges: tuple[int, int]) -> BrokerVersions:
-    """Return a broker that supports all versions of tailrace, except the given ones."""
+    """Return a broker that supports all versions that tailrace does, except the given ones."""
     rows = {api.name: (api.versions[0], api.versions[-1]) for api in APIS} | ranges
     keys = {api.name: api.key for api in APIS}
     return BrokerVersions(
@@ -34,7 +34,7 @@ def offered(**ranges: tuple[int, int]) -> BrokerVersions:
 
 
 def test_each_message_and_each_number_has_one_api():
-    """A request has its API by its class, a frame by its API key."""
+    """A request class and an API key each have one API."""
     assert len(APIS) == len({api.key for api in APIS}) == len({api.request_type for api in APIS})
     assert all(api_by_key(api.key) is api for api in APIS)
     assert api_by_key(9999) is None
@@ -43,7 +43,7 @@ def test_each_message_and_each_number_has_one_api():
 
 @given(st.integers(0, 20), st.integers(0, 20))
 def test_the_newest_common_version_is_used(low, high):
-    """Without a common version, the API is not supported."""
+    """The newest common version is used, and an API without one is not supported."""
     ours = FetchRequest.api.versions
     common = [version for version in ours if low <= version <= high]
     broker = offered(Fetch=(low, high))
@@ -57,7 +57,7 @@ def test_the_newest_common_version_is_used(low, high):
 
 
 def test_a_commit_names_topics_by_id_only_if_each_id_is_known():
-    """Version 10 of OffsetCommit and OffsetFetch has no names, so one unknown id limits the request to 9."""
+    """OffsetCommit and OffsetFetch use topic ids (version 10) only if the id of each topic is known."""
     by_id, by_name = CommitOffset("a", 0, 5, topic_id=UUID(int=7)), CommitOffset("b", 0, 5)
     broker = offered(OffsetCommit=(2, 10))
 
@@ -69,8 +69,8 @@ def test_a_commit_names_topics_by_id_only_if_each_id_is_known():
     assert OffsetFetchRequest("g", (OffsetFetchPartition("a", 0, UUID(int=7)),)).newest_version is None
 
 
-def test_the_error_for_an_unsupported_api():
-    """The error names the API and the versions of both sides."""
+def test_an_unsupported_api_raises_with_both_versions():
+    """An unsupported API raises an error with its name and the versions of both sides."""
     with pytest.raises(UnsupportedVersionError, match=r"^CreateTopics: .* 2 to 7, the broker supports 0 to 1$"):
         offered(CreateTopics=(0, 1)).version_of(CreateTopicsRequest.api)
     with pytest.raises(UnsupportedVersionError, match=r"^Metadata: .* 4 to 13, the broker does not support this API$"):
@@ -79,8 +79,8 @@ def test_the_error_for_an_unsupported_api():
         offered(Metadata=(99, 100)).version_of(MetadataRequest.api)
 
 
-def test_a_broker_that_a_consumer_can_work_with_is_accepted():
-    """APIs for tools may be missing."""
+def test_a_broker_without_apis_for_tools_is_accepted():
+    """A broker without the APIs for tools is accepted."""
     broker = offered(CreateTopics=(), DeleteRecords=())
 
     broker.check_consuming()
@@ -90,7 +90,7 @@ def test_a_broker_that_a_consumer_can_work_with_is_accepted():
 
 @pytest.mark.parametrize("api", [api for api in CONSUMING if api.versions[0]], ids=lambda api: api.name)
 def test_a_broker_too_old_is_refused(api):
-    """The error names each API that a consumer needs, the versions of both sides, and advice."""
+    """A broker that is too old raises an error with each missing API, the versions of both sides, and advice."""
     oldest = api.versions[0]
 
     with pytest.raises(UnsupportedVersionError) as refused:
@@ -104,12 +104,12 @@ def test_a_broker_too_old_is_refused(api):
 
 
 def test_the_error_names_the_versions_that_may_be_used():
-    """A request that needs an old version names that version, not the newest one of tailrace."""
+    """The error for a request that needs an old version has this version, not tailrace's newest one."""
     with pytest.raises(UnsupportedVersionError, match="tailrace supports versions 4 to 5, the broker supports 6 to 13"):
         offered(Fetch=(6, 13)).version_of(FetchRequest.api, 5)
 
 
 def test_the_error_lists_all_missing_apis():
-    """All missing APIs are in one error."""
+    """One error lists all missing APIs."""
     with pytest.raises(UnsupportedVersionError, match=r"JoinGroup: .*; .*OffsetFetch: .*does not support this API"):
         offered(JoinGroup=(0, 1), OffsetFetch=()).check_consuming()

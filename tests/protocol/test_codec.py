@@ -47,7 +47,7 @@ def decoded(shape, data, *, flexible=False, nullable=False):
     ],
 )
 def test_unsigned_varints_are_those_of_the_protocol(number, data):
-    """Seven bits per byte, lowest first, with the highest bit set on all but the last byte (KIP-482)."""
+    """A varint has seven bits in each byte, lowest first, and the highest bit set except in the last (KIP-482)."""
     out = bytearray()
 
     write_uvarint(out, number)
@@ -58,7 +58,7 @@ def test_unsigned_varints_are_those_of_the_protocol(number, data):
 
 @given(st.integers(0, 0xFFFF_FFFF))
 def test_varints_round_trip(number):
-    """All numbers of 32 bits."""
+    """Each number of 32 bits is encoded and decoded to itself."""
     out = bytearray()
 
     write_uvarint(out, number)
@@ -68,7 +68,7 @@ def test_varints_round_trip(number):
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xff\xff\xff\xff", b"\x80\x80\x80\x80\x80\x01", b"\xff" * 100])
 def test_an_unterminated_varint_is_malformed(data):
-    """A truncated varint, or one of more than five bytes, is malformed."""
+    """A varint that is truncated, or longer than five bytes, is malformed."""
     with pytest.raises(MalformedMessageError):
         FrameReader(data).uvarint()
 
@@ -76,7 +76,7 @@ def test_an_unterminated_varint_is_malformed(data):
 @pytest.mark.parametrize("number", [-1, 300])
 @pytest.mark.parametrize("kind", [INT16, INT32, INT64])
 def test_minus_one_and_three_hundred_round_trip(kind, number):
-    """The types of aiokafka encode these two numbers wrongly in some forms (B11)."""
+    """The numbers -1 and 300, which aiokafka encodes wrongly in some forms, are decoded to themselves (B11)."""
     assert number == decoded(kind, encoded(kind, number))
     assert (number,) == decoded(Array(kind), encoded(Array(kind), (number,), flexible=True), flexible=True)
 
@@ -97,7 +97,7 @@ def test_minus_one_and_three_hundred_round_trip(kind, number):
     ],
 )
 def test_numbers_are_big_endian(kind, value, data):
-    """Fixed size, highest byte first, two's complement."""
+    """Numbers have a fixed size, the highest byte first, in two's complement."""
     assert bytes.fromhex(data) == encoded(kind, value)
     assert value == decoded(kind, bytes.fromhex(data))
 
@@ -106,7 +106,7 @@ def test_numbers_are_big_endian(kind, value, data):
     ("kind", "value"), [(INT8, 128), (INT16, 1 << 15), (INT32, -(1 << 31) - 1), (INT64, 1 << 63), (INT32, "1")]
 )
 def test_a_number_that_does_not_fit_is_refused(kind, value):
-    """A number that does not fit is not truncated."""
+    """A number that exceeds its type raises instead of being truncated."""
     with pytest.raises(MalformedMessageError, match="does not fit int"):
         encoded(kind, value)
 
@@ -136,7 +136,7 @@ def test_a_number_that_does_not_fit_is_refused(kind, value):
     ],
 )
 def test_lengths_depend_on_the_version(kind, value, flexible, data):
-    """Two or four bytes and -1 for null; in flexible versions a varint of the length plus one, 0 for null."""
+    """A length has two or four bytes and -1 for null, or is a varint plus one and 0 for null."""
     assert bytes.fromhex(data) == encoded(kind, value, flexible=flexible, nullable=True)
     assert value == decoded(kind, bytes.fromhex(data), flexible=flexible, nullable=True)
 
@@ -144,7 +144,7 @@ def test_lengths_depend_on_the_version(kind, value, flexible, data):
 @pytest.mark.parametrize("flexible", [False, True])
 @pytest.mark.parametrize("kind", [STRING, BYTES, Array(INT8)])
 def test_null_is_refused_for_other_than_nullable_fields(kind, flexible):
-    """Null is refused by the encoder and by the decoder."""
+    """Null in a field that is not nullable is refused by the encoder and malformed for the decoder."""
     null = encoded(kind, None, flexible=flexible, nullable=True)
 
     with pytest.raises(MalformedMessageError):
@@ -154,7 +154,7 @@ def test_null_is_refused_for_other_than_nullable_fields(kind, flexible):
 
 
 def test_a_string_above_the_limit_is_refused():
-    """A length of two bytes is at most 32767; flexible versions have no such limit."""
+    """A string above 32767 bytes is refused in versions with lengths of two bytes, and accepted in others."""
     assert len(encoded(STRING, "x" * 32_767)) == 32_769
     assert len(encoded(STRING, "x" * 32_768, flexible=True)) == 32_771
     with pytest.raises(MalformedMessageError, match="32768"):
@@ -162,7 +162,7 @@ def test_a_string_above_the_limit_is_refused():
 
 
 def test_text_that_is_not_utf8_is_refused():
-    """Invalid UTF-8 is malformed, and lone surrogates cannot be encoded."""
+    """Invalid UTF-8 is malformed, and text with a lone surrogate is refused."""
     with pytest.raises(MalformedMessageError, match="not UTF-8"):
         decoded(STRING, b"\x00\x01\xff")
     with pytest.raises(MalformedMessageError, match="UTF-8"):
@@ -170,7 +170,7 @@ def test_text_that_is_not_utf8_is_refused():
 
 
 def test_bytes_are_copied_and_records_are_not():
-    """Only record batches share the memory of their frame."""
+    """A record batch shares the memory of its frame, and other bytes are copied."""
     frame = bytearray(encoded(BYTES, b"abc"))
 
     copied, shared = decoded(BYTES, frame), decoded(RECORDS, frame)
@@ -198,7 +198,7 @@ OLD, NEW = layout(Part, 0), layout(Part, 1)
 
 
 def test_a_tagged_field_has_its_tag_its_size_and_its_value():
-    """Tags are in order, 0 and those above 127 included (B11: aiokafka writes no size and refuses tag 0)."""
+    """Tagged fields are encoded in order of their tags with size and value (B11)."""
     data = bytes.fromhex("050200020700ac0203036869")
 
     assert data == encoded(NEW, Part(5, Leader(7), "hi"), flexible=True)
@@ -206,13 +206,13 @@ def test_a_tagged_field_has_its_tag_its_size_and_its_value():
 
 
 def test_a_tagged_field_at_its_default_is_not_written():
-    """Only the number of tags is written."""
+    """A tagged field with its default value is not written."""
     assert bytes.fromhex("0500") == encoded(NEW, Part(5), flexible=True)
     assert Part(5) == decoded(NEW, bytes.fromhex("0500"), flexible=True)
 
 
 def test_unknown_tags_are_skipped():
-    """Known tags are read, wherever unknown ones are."""
+    """Known tags are read and unknown ones skipped, in any order."""
     data = encoded(NEW, Part(5, Leader(7), "hi"), flexible=True)
     unknown_between = bytes.fromhex("0503000207000502ffffac0203036869")
 
@@ -232,7 +232,7 @@ def test_unknown_tags_are_skipped():
     ],
 )
 def test_invalid_sizes_of_tagged_fields_are_malformed(data):
-    """Sizes and numbers of tagged fields are checked like all lengths."""
+    """An invalid number or size of tagged fields is malformed."""
     with pytest.raises(MalformedMessageError):
         decoded(NEW, bytes.fromhex(data), flexible=True)
 
@@ -248,7 +248,7 @@ class Versioned(ApiMessage):
 
 
 def test_a_value_that_a_version_cannot_carry_is_refused():
-    """A value other than the default raises, naming the field and the required version."""
+    """A value other than the default, in a version without its field, raises an error with the required version."""
     versions = [layout(Versioned, version) for version in range(4)]
 
     assert encoded(versions[0], Versioned(5)) == b"\x05"
@@ -259,12 +259,12 @@ def test_a_value_that_a_version_cannot_carry_is_refused():
 
 
 def test_an_ignorable_value_is_left_out():
-    """Versions without the field drop it, as in Kafka's definitions."""
+    """The value of an ignorable field is omitted in versions that do not have the field."""
     assert encoded(layout(Versioned, 0), Versioned(5, LaterLeader(7))) == b"\x05"
 
 
 def test_a_field_exists_from_one_version_to_another():
-    """``since`` and ``until`` apply to encoding and decoding."""
+    """A field is encoded and decoded in the versions from ``since`` to ``until``."""
     first, second, third = (layout(Versioned, version) for version in (1, 2, 3))
 
     assert encoded(first, Versioned(5)) == b"\x05\xff\xff"
@@ -281,7 +281,7 @@ class Moved(ApiMessage):
 
 
 def test_fields_may_stand_in_an_array_of_one_element():
-    """Fields may move into the array in some version; another number of elements is malformed."""
+    """Fields may be in an array from some version on, and another number of elements than one is malformed."""
     inside = layout(Moved, 1)
 
     assert encoded(layout(Moved, 0), Moved("g", 5, 6)) == b"\x00\x01g\x05\x06"
@@ -311,7 +311,7 @@ NODES = OneFieldStructure(Slot("nodes", "nodes", Array(INT8)))
     ],
 )
 def test_a_structure_may_be_null(kind, value, flexible, data):
-    """One byte, 1 or -1, precedes a nullable structure in all versions (KIP-893)."""
+    """A byte before a nullable structure is 1, or -1 for null (KIP-893)."""
     assert bytes.fromhex(data) == encoded(kind, value, flexible=flexible, nullable=True)
     assert value == decoded(kind, bytes.fromhex(data), flexible=flexible, nullable=True)
 
@@ -319,20 +319,20 @@ def test_a_structure_may_be_null(kind, value, flexible, data):
 @pytest.mark.parametrize("mark", [0x00, 0x02, 0x7F, 0x80, 0xFE])
 @pytest.mark.parametrize("kind", [OLD, NODES])
 def test_another_byte_before_a_nullable_structure_is_malformed(kind, mark):
-    """Only 0x01 and 0xff are valid."""
+    """Any other byte before a nullable structure is malformed."""
     with pytest.raises(MalformedMessageError, match=f"nullable structure must be 0x01 or 0xff, not 0x{mark:02x}"):
         decoded(kind, bytes([mark]) + b"\x00\x00\x00\x01\x05", nullable=True)
 
 
 @pytest.mark.parametrize("data", ["", "01", "0103", "010301", "01030102"])
 def test_a_truncated_structure_is_malformed(data):
-    """Its fields and tags must be complete."""
+    """A structure without some of its fields or tags is malformed."""
     with pytest.raises(MalformedMessageError):
         decoded(NODES, bytes.fromhex(data), flexible=True, nullable=True)
 
 
 def test_a_wrapped_field_replaces_its_structure():
-    """No byte precedes it unless it is nullable; tags after it are skipped."""
+    """A wrapped field is encoded without its structure's byte unless it is nullable, and tags after it are skipped."""
     assert encoded(NODES, (1,), flexible=True) == bytes.fromhex("020100")
     assert decoded(NODES, bytes.fromhex("0201" + "01050163"), flexible=True) == (1,)
     with pytest.raises(MalformedMessageError):
@@ -360,7 +360,7 @@ TOPICS, BARE = layout(Entries, 1).slots[0].shape, layout(BareEntries, 0).slots[0
 
 
 def test_entries_are_gathered_by_topic():
-    """Entries are flat in a message and nested by topic on the wire, in the order of first occurrence."""
+    """Entries are a flat list in a message, and grouped by topic in the frame in order of occurrence."""
     entries = (Entry("b", 1, 5), Entry("a", 2, 6), Entry("b", 3, 7))
 
     data = encoded(TOPICS, entries)
@@ -369,8 +369,8 @@ def test_entries_are_gathered_by_topic():
     assert (Entry("b", 1, 5), Entry("b", 3, 7), Entry("a", 2, 6)) == decoded(TOPICS, data)
 
 
-def test_bare_partition_numbers():
-    """An entry that is only a partition is encoded as a number."""
+def test_a_bare_partition_is_encoded_as_a_number():
+    """An entry that has only a partition is encoded as a number."""
     data = encoded(BARE, (Entry("b", 1), Entry("b", 3)), flexible=True)
 
     assert bytes.fromhex("02026203010300") == data
@@ -378,7 +378,7 @@ def test_bare_partition_numbers():
 
 
 def test_topics_may_be_null_or_without_partitions():
-    """Null, empty, and a topic without partitions differ on the wire; the last two are decoded alike."""
+    """Null, no topics, and a topic without partitions have different frames."""
     assert decoded(TOPICS, b"\xff\xff\xff\xff", nullable=True) is None
     assert decoded(TOPICS, b"\x00\x00\x00\x00") == ()
     assert decoded(TOPICS, bytes.fromhex("0000000100016100000000")) == ()

@@ -9,7 +9,7 @@ from tests.support.protocol.kafka_errors import kafka_errors
 
 
 def test_every_code_has_kafkas_name():
-    """All codes of Kafka, by Kafka's names, and no others."""
+    """The codes and their names are exactly those of Kafka."""
     assert {one.code: one.name for one in kafka_errors()} == {int(one): one.name for one in ErrorCode}
 
 
@@ -22,5 +22,5 @@ def test_retriable_codes_are_kafkas():
     ("code", "name"), [(16, "NOT_COORDINATOR"), (-1, "UNKNOWN_SERVER_ERROR"), (9999, "ERROR_9999")]
 )
 def test_an_unknown_error_code_is_named_by_its_number(code, name):
-    """An unknown code is named by its number."""
+    """The name of an unknown code contains its number."""
     assert name == name_of(code)

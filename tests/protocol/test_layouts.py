@@ -51,14 +51,14 @@ CASES = [
 
 @pytest.mark.parametrize(("api", "kind", "version"), CASES)
 def test_a_message_has_kafkas_fields(api, kind, version):
-    """Fields have Kafka's order, types, nullability and tags."""
+    """The fields of a message have Kafka's order, types, nullability and tags."""
     ours = described(layout(api.request_type if kind == "Request" else api.response_type, version))
 
     assert without_passed_over(fields_of(f"{api.name}{kind}", version)) == ours
 
 
 def test_flexible_versions_begin_where_kafkas_do():
-    """Lengths are varints from the same version on."""
+    """A message is flexible from the same version on as in Kafka."""
     cases = [case.values for case in CASES]
 
     assert [
@@ -67,7 +67,7 @@ def test_flexible_versions_begin_where_kafkas_do():
 
 
 def test_api_keys_equal_kafkas():
-    """API keys equal Kafka's."""
+    """The API keys are those of Kafka."""
     assert [definition(f"{api.name}Request")["apiKey"] for api in APIS] == [api.key for api in APIS]
 
 
@@ -77,7 +77,7 @@ def test_api_keys_equal_kafkas():
     [("ConsumerProtocolSubscription", MemberSubscription), ("ConsumerProtocolAssignment", MemberAssignment)],
 )
 def test_member_metadata_has_kafkas_format(name, kind, version):
-    """Subscriptions and assignments are compatible with other clients."""
+    """Subscriptions and assignments have Kafka's fields."""
     assert fields_of(name, version) == described(layout(kind, version))
 
 

@@ -43,7 +43,7 @@ def garbled(data: bytes, random: Random) -> bytes:
 
 @pytest.mark.parametrize("api", VERSIONS)
 def test_a_garbled_frame_is_a_message_or_malformed(api):
-    """Flipped bits raise no error other than MalformedMessageError."""
+    """A frame with flipped bits is decoded to a message or raises MalformedMessageError."""
 
     @some
     @given(st.data(), st.sampled_from(api.versions), st.integers(0, 1 << 32))
@@ -64,7 +64,7 @@ def test_a_garbled_frame_is_a_message_or_malformed(api):
 
 @pytest.mark.parametrize("api", VERSIONS)
 def test_a_truncated_frame_is_malformed(api):
-    """No prefix of a message is accepted as a message."""
+    """A truncated frame is malformed."""
 
     @some
     @given(st.data(), st.sampled_from(api.versions))
@@ -83,7 +83,7 @@ def test_a_truncated_frame_is_malformed(api):
 
 @pytest.mark.parametrize("api", VERSIONS)
 def test_noise_is_a_message_or_malformed(api):
-    """Random bytes, in all versions."""
+    """Random bytes are decoded to a message or raise MalformedMessageError, in each version."""
     random = Random(api.key)
 
     for version in api.versions:
@@ -98,7 +98,7 @@ def test_noise_is_a_message_or_malformed(api):
 
 @given(st.binary(max_size=20))
 def test_random_request_headers_are_decoded_or_malformed(data):
-    """Only a frame that is too short for a header is malformed."""
+    """A request header of random bytes is malformed only if it is too short."""
     try:
         header = read_request_header(memoryview(data))
     except MalformedMessageError:
@@ -120,7 +120,7 @@ HUGE = 0x7FFFFFFF
     ids=lambda one: getattr(one, "name", ""),
 )
 def test_a_wrong_length_allocates_no_memory(api, version, before):
-    """An array of two billion elements in a frame of a hundred bytes is refused without allocating memory."""
+    """A length of two billion elements in a short frame is malformed and allocates no memory."""
     frame = bytes(4) + before + HUGE.to_bytes(4, "big") + bytes(100)
 
     tracemalloc.start()
@@ -133,7 +133,7 @@ def test_a_wrong_length_allocates_no_memory(api, version, before):
 
 
 def test_a_length_of_a_flexible_version_is_not_trusted():
-    """The same with varints."""
+    """A wrong length as a varint is malformed and allocates no memory."""
     frame = bytearray(bytes(4) + b"\0" + bytes(4) + bytes(2) + bytes(4))
     write_uvarint(frame, HUGE)
 
@@ -142,7 +142,7 @@ def test_a_length_of_a_flexible_version_is_not_trusted():
 
 
 def test_memory_is_proportional_to_the_frame():
-    """The smallest elements, as many as fit, take a bounded multiple of the frame's size."""
+    """A frame with as many of the smallest elements as fit needs a bounded multiple of its size."""
     members = 5_000
     frame = bytearray(bytes(4) + b"\0" + bytes(4) + bytes(2))
     write_uvarint(frame, members + 1)
@@ -159,8 +159,8 @@ def test_memory_is_proportional_to_the_frame():
 
 
 @pytest.mark.parametrize("api", VERSIONS)
-def test_each_element_of_each_array_takes_a_byte(api):
-    """Arrays cannot have more elements than bytes, so no element may have zero bytes."""
+def test_each_element_of_an_array_has_a_byte(api):
+    """Each element of an array has at least a byte, so that an array has no more elements than bytes."""
     for version in api.versions:
         for kind in (api.request_type, api.response_type):
             for structure in structures_in_arrays(layout(kind, version)):
@@ -184,7 +184,7 @@ def structures_in_arrays(shape):
 
 
 def test_records_share_the_frames_memory():
-    """Batches of a fetch response are views of the frame."""
+    """The batches of a fetch response are views of its frame."""
     part = FetchedPartition(0, 0, 10, topic="t", records=memoryview(b"0123456789"))
     frame = FetchRequest.api.encode_response(FetchResponse((part,)), 11, correlation_id=1)
 
@@ -204,7 +204,7 @@ GROUP = bytes.fromhex("026701000000")
     ("api", "version", "one"), [(FindCoordinatorRequest.api, 4, COORDINATOR), (OffsetFetchRequest.api, 8, GROUP)]
 )
 def test_a_response_about_one_key_has_one_element(api, version, one, count):
-    """A response with none or several elements is malformed if one key or group was requested."""
+    """A response about one key or group with any other number of elements is malformed."""
 
     def frame(times: int) -> memoryview:
         return memoryview(bytes(4) + b"\0" + bytes(4) + bytes([times + 1]) + one * times + b"\0")

@@ -25,7 +25,7 @@ from tests.support.protocol.message_strategies import messages
 
 @pytest.mark.parametrize("version", range(4))
 def test_subscriptions_round_trip(version):
-    """Each version carries its fields; missing ones have their defaults."""
+    """A subscription keeps the fields that its version has, and others get their defaults."""
 
     @given(messages(MemberSubscription, version))
     def check(subscription):
@@ -36,7 +36,7 @@ def test_subscriptions_round_trip(version):
 
 @pytest.mark.parametrize("version", range(4))
 def test_assignments_round_trip(version):
-    """Assignments round-trip in all versions."""
+    """An assignment is decoded to itself in each version."""
 
     @given(messages(MemberAssignment, version))
     def check(assignment):
@@ -46,7 +46,7 @@ def test_assignments_round_trip(version):
 
 
 def test_a_subscription_has_javas_bytes():
-    """Version, topics, user data, owned partitions, generation and rack, as Java writes them."""
+    """An encoded subscription has the bytes that Java writes."""
     subscription = MemberSubscription(("t",), None, (OwnedPartitions("t", (0, 2)),), 7, "r")
 
     data = bytes.fromhex("000300000001000174ffffffff0000000100017400000002000000000000000200000007000172")
@@ -55,8 +55,8 @@ def test_a_subscription_has_javas_bytes():
     assert subscription == decode_subscription(data)
 
 
-def test_a_subscription_as_librdkafka_and_old_clients_write_it():
-    """Version 0 has only topics and user data."""
+def test_a_subscription_of_librdkafka_is_read():
+    """A subscription of version 0, with topics and user data only, is read."""
     data = bytes.fromhex("00000000000100017400000000")
 
     assert MemberSubscription(("t",), b"") == decode_subscription(data)
@@ -64,7 +64,7 @@ def test_a_subscription_as_librdkafka_and_old_clients_write_it():
 
 @given(messages(MemberSubscription, 3), st.integers(4, 0x7FFF), st.binary(max_size=20))
 def test_known_fields_of_a_newer_subscription_are_read(subscription, version, more):
-    """A newer version may append fields."""
+    """The known fields of a subscription with a newer version are read."""
     data = version.to_bytes(2, "big") + encode_subscription(subscription)[2:] + more
 
     assert subscription == decode_subscription(data)
@@ -72,7 +72,7 @@ def test_known_fields_of_a_newer_subscription_are_read(subscription, version, mo
 
 @given(st.binary(max_size=20))
 def test_known_fields_of_a_newer_assignment_are_read(more):
-    """A newer leader may append fields."""
+    """The known fields of an assignment with a newer version are read."""
     assignment = MemberAssignment((OwnedPartitions("t", (1,)),), b"x")
 
     data = b"\x00\x09" + encode_assignment(assignment)[2:] + more
@@ -80,16 +80,16 @@ def test_known_fields_of_a_newer_assignment_are_read(more):
     assert assignment == decode_assignment(data)
 
 
-def test_empty_data():
-    """An empty assignment is valid, an empty subscription is not."""
+def test_empty_data_is_an_empty_assignment():
+    """Empty data is an empty assignment, and malformed as a subscription."""
     assert MemberAssignment(()) == decode_assignment(b"")
     with pytest.raises(MalformedMessageError):
         decode_subscription(b"")
 
 
 @pytest.mark.parametrize("decode", [decode_subscription, decode_assignment])
-def test_another_protocol_is_malformed(decode):
-    """A negative version is invalid."""
+def test_a_negative_version_is_malformed(decode):
+    """Data with a negative version is malformed."""
     with pytest.raises(MalformedMessageError, match="version -1"):
         decode(b"\xff\xff" + bytes(20))
 
@@ -98,7 +98,7 @@ def test_another_protocol_is_malformed(decode):
     ("decode", "kind"), [(decode_subscription, MemberSubscription), (decode_assignment, MemberAssignment)]
 )
 def test_garbage_is_malformed(decode, kind):
-    """Bytes of another type of client raise MalformedMessageError or decode to some message."""
+    """Random bytes are decoded to a message or raise MalformedMessageError."""
 
     @given(st.binary(max_size=40))
     def check(data):
@@ -117,7 +117,7 @@ def outcome(decode, data):
 
 @given(messages(MemberSubscription, 3), st.data())
 def test_a_truncated_subscription_is_malformed(subscription, data):
-    """No prefix is accepted."""
+    """A truncated subscription is malformed."""
     whole = encode_subscription(subscription)
 
     with pytest.raises(MalformedMessageError):
@@ -133,18 +133,18 @@ GENERATIONS = st.integers(-1, 0x7FFFFFFF)
 
 @given(OWNED, GENERATIONS)
 def test_sticky_data_round_trips(owned, generation):
-    """Owned partitions and generation of a member with the sticky assignor."""
+    """User data of the sticky assignor keep owned partitions and generation."""
     assert (owned, generation) == decode_sticky_data(encode_sticky_data(owned, generation))
 
 
 @given(GENERATIONS)
 def test_cooperative_data_round_trips(generation):
-    """Generation of a member with the cooperative-sticky assignor."""
+    """User data of the cooperative-sticky assignor keep the generation."""
     assert generation == decode_cooperative_data(encode_cooperative_data(generation))
 
 
 def test_user_data_has_javas_bytes():
-    """Topics with partitions and generation (StickyAssignor); the generation alone (cooperative)."""
+    """Encoded user data of both sticky assignors have the bytes that Java writes."""
     owned = (OwnedPartitions("t", (0, 2)), OwnedPartitions("u", ()))
 
     data = encode_sticky_data(owned, 7)
@@ -154,7 +154,7 @@ def test_user_data_has_javas_bytes():
 
 
 def test_sticky_data_of_an_old_client_has_no_generation():
-    """Java's first version ends after the partitions."""
+    """User data of the first sticky version, which end after the partitions, have no generation."""
     owned = (OwnedPartitions("t", (0,)),)
 
     assert (owned, -1) == decode_sticky_data(encode_sticky_data(owned, 7)[:-4])
@@ -162,20 +162,20 @@ def test_sticky_data_of_an_old_client_has_no_generation():
 
 @pytest.mark.parametrize("data", [None, b""])
 def test_owned_partitions_without_user_data_have_no_generation(data):
-    """A new member has no user data and owned no partitions."""
+    """Without user data, owned partitions have no generation."""
     assert decode_sticky_data(data) == ((), -1)
     assert decode_cooperative_data(data) == -1
 
 
 @given(OWNED, GENERATIONS)
 def test_cooperative_data_may_be_sticky(owned, generation):
-    """The format of librdkafka has the same generation."""
+    """User data of librdkafka's cooperative-sticky assignor, in the sticky format, have the same generation."""
     assert generation == decode_cooperative_data(encode_sticky_data(owned, generation))
 
 
 @given(OWNED, GENERATIONS, st.binary(min_size=1, max_size=8))
 def test_additional_user_data_is_ignored(owned, generation, more):
-    """User data of newer clients may continue after the generation."""
+    """Bytes after the generation, as of newer clients, are ignored."""
     assert (owned, generation) == decode_sticky_data(encode_sticky_data(owned, generation) + more)
 
 
@@ -190,14 +190,14 @@ NO_OWNED = ["00", "000000", "0000000100", "7fffffff00017400", "ffffffff00000000"
     ],
 )
 def test_unknown_user_data_is_malformed(decode, data):
-    """Other or truncated bytes raise MalformedMessageError."""
+    """Other or truncated user data raise MalformedMessageError."""
     with pytest.raises(MalformedMessageError):
         decode(bytes.fromhex(data))
 
 
 @pytest.mark.parametrize(("decode", "kind"), [(decode_sticky_data, tuple), (decode_cooperative_data, int)])
 def test_any_user_data_is_read_or_malformed(decode, kind):
-    """Random bytes decode to a value or raise MalformedMessageError."""
+    """Random user data are decoded to a value or raise MalformedMessageError."""
 
     @given(st.binary(max_size=40))
     def check(data):

@@ -1,6 +1,6 @@
-"""Frames recorded from librdkafka and a broker, in ``frames.json``.
+"""Frames of librdkafka and a broker, recorded in ``frames.json`` by ``record_frames.py``.
 
-``record_frames.py`` wrote that file. Declarations must agree with more than themselves.
+They test the declarations of messages independently of tailrace.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ def messages_of(kind: type, direction: str, *versions: int) -> list[Any]:
 
 
 def test_recorded_frames_round_trip():
-    """A frame is decoded completely, and encoding the message returns its bytes."""
+    """A recorded frame is decoded completely, and encoding the message returns its bytes."""
     for frame in recorded():
         assert frame.encoded(frame.message) == frame.data, frame
 
 
 def test_every_version_was_answered_by_a_broker():
-    """Each supported version of a recorded API has frames; a new version requires a new recording."""
+    """Each supported version of a recorded API has a recorded response."""
     answered = {(one.api.name, one.version) for one in recorded() if one.direction == "answer"}
 
     missing = {(one.api.name, v) for one in recorded() for v in one.api.versions} - answered
@@ -103,7 +103,7 @@ def test_every_version_was_answered_by_a_broker():
 
 
 def test_a_truncated_recorded_frame_is_malformed():
-    """No prefix of a broker's response is accepted."""
+    """A truncated response of a broker is malformed."""
     for frame in recorded():
         # Every length near both ends, and some between.
         size = len(frame.data)
@@ -113,7 +113,7 @@ def test_a_truncated_recorded_frame_is_malformed():
 
 
 def test_a_garbled_recorded_frame_is_a_message_or_malformed():
-    """Real frames with a flipped bit."""
+    """A recorded frame with a flipped bit is decoded to a message or raises MalformedMessageError."""
     random, outcomes = Random(1), Counter()
     for frame in recorded() * 10:
         data = bytearray(frame.data)
@@ -136,8 +136,8 @@ ALL = (0, 1, 2)
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_a_heartbeat_brings_an_assignment_once(version):
-    """The assignment is null in responses unless it has changed (KIP-848)."""
+def test_a_heartbeat_response_has_an_assignment_once(version):
+    """A heartbeat response has an assignment only if it has changed (KIP-848)."""
     answers = messages_of(ConsumerGroupHeartbeatRequest, "answer", version)
 
     given = [one for one in answers if one.assignment]
@@ -148,7 +148,7 @@ def test_a_heartbeat_brings_an_assignment_once(version):
 
 
 def test_an_assignment_may_be_empty():
-    """A member that joins a group without free partitions gets an empty assignment, which is not null."""
+    """A member that joins without a free partition gets an empty assignment, which is not null."""
     assert () in {one.assignment for one in messages_of(ConsumerGroupHeartbeatRequest, "answer")}
 
 
@@ -161,7 +161,7 @@ def test_a_fenced_heartbeat_has_an_error_message():
 
 
 def test_a_heartbeat_has_only_changes():
-    """All fields when joining, none without a change, owned partitions after taking them over."""
+    """A heartbeat has all fields in a join, none without a change, and owned partitions after an assignment."""
     beats = messages_of(ConsumerGroupHeartbeatRequest, "request")
 
     joining = [one for one in beats if one.member_epoch == 0]
@@ -176,8 +176,8 @@ def test_a_heartbeat_has_only_changes():
     assert any(one.member_epoch == -2 and one.instance_id == "first" for one in beats)
 
 
-def test_a_described_group_of_the_consumer_protocol():
-    """Epochs, assignor, and members with current and target assignments; a missing group has error 69."""
+def test_a_consumer_group_is_described():
+    """A described group has epochs, assignor, and members with current and target assignments."""
     (answer,) = messages_of(ConsumerGroupDescribeRequest, "answer", 1)
 
     there, missing = answer.groups
@@ -192,8 +192,8 @@ def test_a_described_group_of_the_consumer_protocol():
 
 
 @pytest.mark.parametrize("version", range(7))
-def test_a_described_classic_group(version):
-    """State, assignor, and the subscriptions and assignments of the members."""
+def test_a_classic_group_is_described(version):
+    """A described classic group has state, assignor, and the members' subscriptions and assignments."""
     stable = [
         one for answer in messages_of(DescribeGroupsRequest, "answer", version) for one in answer.groups if one.members
     ]
@@ -206,8 +206,8 @@ def test_a_described_classic_group(version):
     assert MemberAssignment((OwnedPartitions(TOPIC, ALL),)) == decode_assignment(member.assignment)
 
 
-def test_librdkafkas_user_data_for_cooperative_sticky():
-    """The data has the format of the sticky assignor, which both decoders accept."""
+def test_librdkafkas_user_data_for_cooperative_sticky_is_read():
+    """The user data of librdkafka for cooperative-sticky have the sticky format, which both decoders accept."""
     subscriptions = [
         decode_subscription(protocol.metadata)
         for one in messages_of(JoinGroupRequest, "request")
@@ -226,7 +226,7 @@ def test_librdkafkas_user_data_for_cooperative_sticky():
 
 @pytest.mark.parametrize("version", [12, 13])
 def test_topics_are_found_by_their_ids(version):
-    """A known id has name and partitions, an unknown one error 100 and no name."""
+    """A known topic id returns name and partitions, and an unknown one error 100."""
     by_name = {
         one.topic_id for answer in messages_of(MetadataRequest, "answer", version) for one in answer.topics if one.name
     }
@@ -244,8 +244,8 @@ def test_topics_are_found_by_their_ids(version):
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
-def test_the_end_offset_of_an_epoch(version):
-    """An unknown epoch has error 75."""
+def test_an_epoch_has_its_end_offset(version):
+    """A leader epoch returns its end offset, and an unknown one error 75."""
     (answer,) = messages_of(OffsetForLeaderEpochRequest, "answer", version)
 
     assert [(one.partition, one.error_code, one.leader_epoch, one.end_offset) for one in answer.partitions] == [
@@ -256,7 +256,7 @@ def test_the_end_offset_of_an_epoch(version):
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_values_of_a_groups_configuration_have_sources(version):
-    """Values with their sources: the group, the broker or a default."""
+    """A value of a group's configuration has its source: the group, the broker or a default."""
     group = next(
         result
         for answer in messages_of(DescribeConfigsRequest, "answer", version)
@@ -269,8 +269,8 @@ def test_values_of_a_groups_configuration_have_sources(version):
     assert found == {"consumer.heartbeat.interval.ms": ("6000", 8), "consumer.session.timeout.ms": ("45000", 5)}
 
 
-def test_librdkafkas_transactional_batches():
-    """Batches have the producer of the transactional id and acks=-1, and are decoded as sent."""
+def test_librdkafkas_transactional_batches_are_read():
+    """Batches of a transaction have the producer id and acks=-1, and are decoded as sent."""
     requests = messages_of(ProduceRequest, "request")
 
     batches = [split(one.records) for request in requests for one in request.partitions]
@@ -285,20 +285,20 @@ def test_librdkafkas_transactional_batches():
         assert list(record.headers) == [("header", b"1"), ("null", None)]
 
 
-def test_librdkafkas_transactional_commits():
-    """Commits have group metadata as tailrace's (KIP-447); every second transaction is aborted."""
+def test_librdkafkas_transactional_commits_are_read():
+    """Commits of a transaction have group metadata, as those of tailrace do (KIP-447)."""
     commits = messages_of(TxnOffsetCommitRequest, "request")
 
     assert {(one.generation_id > 0, bool(one.member_id)) for one in commits} == {(True, True)}
     assert {one.group_instance_id for one in commits} == {"first"}
-    # librdkafka sends the end of the C string too.
+    # librdkafka sends the end of the C string, too.
     assert {(entry.offset, entry.metadata[:1]) for one in commits for entry in one.partitions} == {(0, "m")}
     assert {one.committed for one in messages_of(EndTxnRequest, "request")} == {True, False}
 
 
 @pytest.mark.parametrize("version", [3, 4, 5])
 def test_init_producer_id_returns_an_id_or_an_error(version):
-    """A refused request has an error (not yet, or an old epoch) and no producer id."""
+    """InitProducerId returns a producer id, or an error and none."""
     answers = messages_of(InitProducerIdRequest, "answer", version)
 
     assert {True, False} == {one.producer_id >= 0 for one in answers}
@@ -308,7 +308,7 @@ def test_init_producer_id_returns_an_id_or_an_error(version):
 
 @pytest.mark.parametrize("version", [8, 9, 10, 11])
 def test_a_batch_is_written_or_refused(version):
-    """A written batch has an offset, one out of sequence error 45."""
+    """A produce response has an offset, or error 45 for a batch out of sequence."""
     answers = [part for one in messages_of(ProduceRequest, "answer", version) for part in one.partitions]
 
     assert {(one.error_code, one.base_offset >= 0) for one in answers} >= {(0, True), (45, False)}
