@@ -1,4 +1,4 @@
-"""Fixtures: the example services as processes of their own, on a broker without leftovers of the test before."""
+"""Fixtures: the example services as processes, on a broker without leftovers of earlier tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PATIENCE_S = 90
 
 
 class Service:
-    """Running service: called over HTTP, its log read, ended by a signal."""
+    """Running service, which is called over HTTP, logs, and ends on a signal."""
 
     def __init__(self, command: list[str], port: int, log: Path, variables: dict[str, str]) -> None:
         self._log = log
@@ -103,7 +103,7 @@ class Service:
 
 
 class Home:
-    """Example service: starts it and reads the results of its handler."""
+    """Example service that can be started, and the results of its handler."""
 
     def __init__(self, kind: str, server: KafkaServer, folder: Path) -> None:
         self.kind, self.server, self._folder = kind, server, folder
@@ -132,7 +132,7 @@ class Home:
         return service
 
     async def forget(self) -> None:
-        """Remove everything that a test has left."""
+        """Remove the topics and groups that a test has left."""
         for service in self.started:
             await service.close()
         async with asyncio.timeout(60):
@@ -150,13 +150,13 @@ class Home:
         return True
 
     def charged(self) -> list[int]:
-        """Return the totals of the handled orders, each as often as it was handled."""
+        """Return the totals of the handled orders, repeated ones included."""
         if self.kind == "fastapi":
             return [total for (total,) in self._asked("SELECT total FROM charges")]
         return self._invoices()
 
     def how_many(self) -> int:
-        """Return the number of handled orders, repeats included."""
+        """Return the number of handled orders, repeated ones included."""
         if self.kind == "fastapi":
             return sum(count for (count,) in self._asked("SELECT count(*) FROM charges"))
         return sum(self._ends().values())

@@ -30,7 +30,7 @@ class Found:
 
 
 async def test_the_metrics_of_a_service_are_what_witnesses_have_seen(home):
-    """Orders that the service has charged, one that it cannot read, and another that waits for it."""
+    """The metrics of a service agree with its charged, unreadable and blocked orders, and with Kafka's tool."""
     began_at = time.time()
     service = home.start(TAILRACE_AUTO_COMMIT_INTERVAL_MS="200")
     await service.wait_for_status("/readyz", 200)
@@ -64,7 +64,7 @@ async def test_the_metrics_of_a_service_are_what_witnesses_have_seen(home):
 def checks_of(
     found: Found, rows: list[dict[str, str]], lived_s: float, charged: int, probes: list[int]
 ) -> dict[str, Callable[[list[float]], bool]]:
-    """Return a check of the values of each metric; that of a histogram is called without values."""
+    """Return a check for the values of each metric, without values for a histogram."""
 
     def histogram(name: str, least: int, most: float = float("inf")) -> bool:
         (count,), (sum_s,) = found(f"{name}_count"), found(f"{name}_sum")

@@ -1,4 +1,4 @@
-"""The example services as real servers on the real broker: probes, and how they end."""
+"""The example services as real servers with a real broker: probes, and how they end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 async def place(service, total):
-    """Place an order until it is accepted; a refused one may be published all the same."""
+    """Place an order until it is accepted, although a refused one may be published, too."""
     async with asyncio.timeout(60):
         while (status := await service.order("ann", total)) == 503:
             pass
@@ -31,9 +31,9 @@ async def place(service, total):
 
 @pytest.mark.slow
 async def test_orders_are_handled_before_and_after_an_outage(home):
-    """Live and not ready before the first assignment; without a broker both, with the reason."""
+    """A service is not ready before its first assignment, stays ready in an outage, and handles orders after it."""
     server = home.server
-    # One is dead, one hangs.
+    # The broker of one service is killed, that of the other paused.
     begin, end = (server.kill, server.restart) if home.kind == "fastapi" else (server.pause, server.resume)
     quick = {"DEFAULT_API_TIMEOUT_MS": "1000", "METADATA_MAX_AGE_MS": "500", "SESSION_TIMEOUT_MS": "3000"}
     with server.proxy.hold_answer(JoinGroupRequest, times=None) as held:
@@ -64,9 +64,9 @@ async def test_orders_are_handled_before_and_after_an_outage(home):
 
 
 async def test_the_liveness_probe_fails_if_a_restart_helps(home, tmp_path):
-    """No response while a handler blocks the loop, whose line is logged; 503 with the error once the app has ended.
+    """The liveness probe does not answer while the loop is blocked, and returns 503 when the app has failed.
 
-    The service still responds when its app has ended, and exits on SIGTERM.
+    The service still answers after that, and exits on SIGTERM.
     """
     free = tmp_path / "free"
     service = home.start(is_spoiled=True, **LONG_TO_STOP)
@@ -96,14 +96,14 @@ async def test_the_liveness_probe_fails_if_a_restart_helps(home, tmp_path):
 
 @pytest.mark.slow
 async def test_sigterm_loses_and_repeats_nothing(home):
-    """Stopped in the middle of work: started records are handled and committed; the next start handles the rest."""
+    """On SIGTERM started records are handled and committed, and the next start handles the rest."""
     for partition in range(3):
         numbers = range(partition, TOTAL, 3)
         orders = [json.dumps({"customer": f"c{n % 20}", "total": n}).encode() for n in numbers]
         keys = [b"c%d" % (n % 20) for n in numbers]
         home.witness.produce("orders", orders, partition=partition, keys=keys, batch_bytes=500)
 
-    # However late this runs, work is left: each fetch returns one batch, and there are at most thirty of them.
+    # Some records remain, however late this runs: each fetch returns one batch, and there are at most thirty of them.
     kept = home.server.proxy.hold_answer(FetchRequest, skip=30, times=None)
     service = home.start(TAILRACE_FETCH_MAX_BYTES="1", **LONG_TO_STOP)
     await until(lambda: home.how_many() > 20, 90)

@@ -1,4 +1,4 @@
-"""Tests on uvloop, which servers such as uvicorn use if it is installed."""
+"""tailrace on uvloop, which servers such as uvicorn use if it is installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def server(request, kafka_server):
 
 
 def test_records_are_published_and_handled_on_uvloop(server):
-    """Large and small records, with and without TLS, are published and handled once."""
+    """Records of all sizes, with and without TLS, are published and handled once on uvloop."""
     topic, sizes, handled = f"t-{uuid.uuid4().hex[:12]}", [1, 100, 300_000, 5, 700_000], []
     server.create_topic(topic)
 
@@ -52,7 +52,7 @@ def test_records_are_published_and_handled_on_uvloop(server):
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1"])
 def test_a_refused_connection_is_reported_on_uvloop(address):
-    """The error is that of asyncio's own loop, for names and for addresses."""
+    """A refused connection raises the same error on uvloop as on asyncio's own loop."""
 
     async def try_to() -> None:
         async with Consumer("t", bootstrap_servers=address, start_timeout_ms=200):
