@@ -127,7 +127,7 @@ class Kafka:
 
     @contextmanager
     def member(self, topic: str, client_id: str = "north") -> Iterator[ConfluentConsumer]:
-        """Live member of the group by librdkafka, with assigned partitions."""
+        """Run a live member of the group by librdkafka, with assigned partitions."""
         settings = {"bootstrap.servers": self.bootstrap_servers, "group.id": self.group, "client.id": client_id}
         with closing(ConfluentConsumer({**settings, "auto.offset.reset": "earliest"})) as consumer:
             consumer.subscribe([topic])

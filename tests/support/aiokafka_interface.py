@@ -1,4 +1,4 @@
-"""aiokafka's consumer interface over ``tailrace.Consumer``, to run the promises of aiokafka's tests."""
+"""aiokafka's consumer interface over ``tailrace.Consumer``, for the tests that aiokafka's consumer has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["AiokafkaInterface", "values_of"]
 
 
 class _Listener:
-    """The listener given to the last ``subscribe``: tailrace takes one for the consumer's life."""
+    """Forwards the calls of tailrace's only listener to the listener of the last ``subscribe``."""
 
     def __init__(self) -> None:
         self.current: Any = None
@@ -70,7 +70,7 @@ class AiokafkaInterface:
         await self.stop()
 
     async def settle(self) -> None:
-        """Run what plain functions have asked for, and wait for the assignment."""
+        """Run the coroutines of the plain functions, and wait for the assignment."""
         while self._pending:
             await self._pending.pop(0)()
         if self._reads:
@@ -191,5 +191,5 @@ class AiokafkaInterface:
 
 
 async def values_of(consumer: AiokafkaInterface, count: int, *partitions: TopicPartition) -> list[bytes]:
-    """Values of the next records."""
+    """Return the values of the next records."""
     return [(await consumer.getone(*partitions)).value for _ in range(count)]

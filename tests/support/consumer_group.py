@@ -84,14 +84,14 @@ class ConsumerGroup:
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    """Wait for a condition without an event."""
+    """Wait for a condition that no event announces."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.02)
 
 
 async def kill(topic: str) -> None:
-    """End a consumer as SIGKILL would, without a commit or LeaveGroup."""
+    """Simulate the SIGKILL of a consumer, which sends no commit and no LeaveGroup."""
     (task,) = (one for one in asyncio.all_tasks() if one.get_name() == f"tailrace consumer {topic}")
     task.cancel()
     await asyncio.wait({task})

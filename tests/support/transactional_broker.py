@@ -15,21 +15,21 @@ from tests.support.witness import Witness
 
 @pytest.fixture(scope="session")
 def quick_broker() -> Iterator[KafkaServer]:
-    """Broker behind a proxy that checks for expired transactions frequently."""
+    """Start a broker behind a proxy that checks for expired transactions frequently."""
     with KafkaServer(proxied=True, config=QUICK_BROKER) as started:
         yield started
 
 
 @pytest.fixture
 def own_server(quick_broker) -> KafkaServer:
-    """Shared broker, without recorded frames of earlier tests."""
+    """Provide the shared broker, without recorded frames of earlier tests."""
     quick_broker.proxy.frames.clear()
     return quick_broker
 
 
 @pytest.fixture
 def mortal_server() -> Iterator[KafkaServer]:
-    """Broker of the test that it may kill; one with many topics takes long to restart."""
+    """Start a broker that the test may kill, without the topics of other tests, with which it restarts slowly."""
     with KafkaServer(config=QUICK_BROKER) as started:
         yield started
 
@@ -41,13 +41,13 @@ def proxy(own_server) -> FaultProxy:
 
 @pytest.fixture
 def ledger(own_server) -> CommittedRecords:
-    """View of committed results, past the proxy."""
+    """Provide a view of committed results, without the proxy."""
     return CommittedRecords(direct(own_server))
 
 
 @pytest.fixture
 def witness(own_server) -> Witness:
-    """Other client, past the proxy."""
+    """Provide another client, connected without the proxy."""
     return Witness(direct(own_server).bootstrap_servers)
 
 

@@ -75,7 +75,7 @@ class Witness:
         return {at.partition: one.offset for at, one in found.items() if one.offset >= 0}
 
     async def metadata(self, group: str, topic: str, partition: int = 0) -> str:
-        """Return the stored metadata of a committed offset."""
+        """Return the metadata of a committed offset."""
         wanted = AioTopicPartition(topic, partition)
         found = await self._committed(group, [wanted])
         return found[wanted].metadata.rstrip("\0")  # librdkafka appends it
@@ -83,9 +83,9 @@ class Witness:
     async def _committed(
         self, group: str, wanted: list[AioTopicPartition]
     ) -> dict[AioTopicPartition, AioOffsetAndMetadata]:
-        """Ask aiokafka until the coordinator responds.
+        """Ask aiokafka until the coordinator answers.
 
-        librdkafka's admin client reads past the end of the metadata and may crash.
+        The admin client of librdkafka reads past the end of the metadata and may crash.
         """
         async with asyncio.timeout(20):
             while True:
@@ -157,5 +157,5 @@ class Witness:
 
 
 def offsets(records: Iterable[Record]) -> list[tuple[int, int]]:
-    """Return the offsets of records in the order of arrival."""
+    """Return partition and offset of the records in the order of arrival."""
     return [(record.partition, record.offset) for record in records]

@@ -69,7 +69,7 @@ class Peer:
 
 
 async def silent(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-    """Accept, and send nothing."""
+    """Accept connections and send nothing."""
     await asyncio.Event().wait()
 
 
@@ -102,7 +102,7 @@ def offer(**versions: tuple[int, int]) -> ApiVersionsResponse:
 
 
 def scripted(answer: Callable[[Request[Any], RequestHeader], Answer]) -> Behaviour:
-    """Respond to each request with the result of ``answer``; None for no response."""
+    """Respond to each request with the result of ``answer``, and not at all if that is None."""
 
     async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async for header, request in _requests(reader):
@@ -139,7 +139,7 @@ async def _requests(reader: asyncio.StreamReader) -> AsyncIterator[tuple[Request
 
 @contextlib.contextmanager
 def black_hole() -> Iterator[str]:
-    """Address whose packets are dropped: a listener with a full backlog that never accepts (on Linux)."""
+    """Provide an address whose packets are dropped: a listener with a full backlog that never accepts (on Linux)."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):
@@ -152,7 +152,7 @@ def black_hole() -> Iterator[str]:
 
 @contextlib.contextmanager
 def closed_port() -> Iterator[str]:
-    """Address of a bound port without a listener."""
+    """Provide the address of a bound port without a listener."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{bound.getsockname()[1]}"

@@ -41,13 +41,13 @@ def by(*ways: Way) -> pytest.MarkDecorator:
 
 
 def reached(server: KafkaServer, **changed: Any):
-    """Connect a cluster with the valid options, except for changed ones."""
+    """Connect a cluster with the valid options, apart from the given changes."""
     options = {**server.client_options, "socket_connection_setup_timeout_ms": 60_000, **changed}
     return cluster_at(options.pop("bootstrap_servers"), **options)
 
 
 async def refusal(server: KafkaServer, **changed: Any) -> TailraceError:
-    """Return the error of connecting with wrong options; it comes long before the timeout."""
+    """Return the error of connecting with wrong options, and assert that it is raised before the timeout."""
     began = time.monotonic()
     with pytest.raises(TailraceError) as caught:
         async with reached(server, **changed) as cluster:

@@ -18,7 +18,7 @@ _CRC_AT, _ATTRIBUTES_AT, _CONTROL = 17, 21, 0x20
 
 
 class SentRecord(NamedTuple):
-    """Record as sent by a producer."""
+    """Record as a producer sends it."""
 
     key: bytes | None
     value: bytes | None
@@ -51,7 +51,7 @@ def marker(kind: int, *, base_offset: int, producer_id: int) -> bytes:
 
 
 def old_batch(*records: SentRecord, magic: int, base_offset: int = 0, codec: int = NONE) -> bytes:
-    """Return messages of format 0 or 1; compressed ones are inside one message with the offset of the last."""
+    """Return messages of format 0 or 1, which are inside one message with the offset of the last if compressed."""
     builder = LegacyRecordBatchBuilder(magic, codec, 1 << 30)
     for at, one in enumerate(records):
         # Inner offsets are relative in format 1, and absolute in format 0, as written by the broker.
@@ -64,7 +64,7 @@ def old_batch(*records: SentRecord, magic: int, base_offset: int = 0, codec: int
 
 
 def placed(made: bytes | bytearray, base_offset: int, leader_epoch: int = 0) -> bytes:
-    """Return the batch with the offset and leader epoch set by a leader; the checksum does not cover these."""
+    """Return the batch with the offset and leader epoch that a leader sets, which the checksum does not cover."""
     placed = bytearray(made)
     struct.pack_into(">q", placed, 0, base_offset)
     struct.pack_into(">i", placed, 12, leader_epoch)

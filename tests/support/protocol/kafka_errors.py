@@ -1,7 +1,7 @@
-"""Kafka's error table, read out of the compiled ``Errors`` enum in the broker's own jar: a witness that is not ours.
+"""Error table of Kafka, read from the compiled enum ``Errors`` in the broker's jar.
 
-No JDK is needed: an enum's constants are made one after the other in its static initializer, in code that does not
-branch, so a dozen instructions are enough to follow it (The Java Virtual Machine Specification, chapters 4 and 6).
+No JDK is needed: the static initializer of an enum creates its constants one after the other, in code without branches,
+so that a dozen instructions are enough to follow it (The Java Virtual Machine Specification, chapters 4 and 6).
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _constants(enum: _Class) -> list[tuple[str, int, str | None]]:
 
 
 def _made_by(enum: _Class, _signature: int, method: int, _type: int) -> str | None:
-    """Return the class whose constructor a method reference names; None for a lambda."""
+    """Return the class whose constructor a method reference refers to, or None for a lambda."""
     _, member = enum.pool[method]
     owner, name_and_type = enum.pool[member]
     return enum.named(owner) if enum.named(name_and_type) == "<init>" else None

@@ -1,7 +1,7 @@
-"""Hypothesis strategies for every message in every version, derived from their layouts.
+"""Hypothesis strategies for all messages in all versions, derived from their layouts.
 
-A value has the fields of its version, as from the decoder, so that a round trip returns an equal value; fields that
-the version lacks have their defaults. Strategies are cached: each describes itself at length when a test fails.
+A value has the fields of its version, as a decoder returns them, so that a round trip returns an equal value; fields
+that the version lacks have their defaults. Strategies are cached, since each has a long description when a test fails.
 """
 
 from __future__ import annotations

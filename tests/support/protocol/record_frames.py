@@ -148,7 +148,7 @@ def until(what: str, is_so: Callable[[], object]) -> None:
 
 
 class Members:
-    """Consumers of a group, polled in turn."""
+    """Consumers of a group, polled one after the other."""
 
     def __init__(self, address: str, **options: object) -> None:
         self._common = {
@@ -160,7 +160,7 @@ class Members:
         self._consumers: list[Consumer] = []
 
     def join(self, topics: list[str], **options: object) -> None:
-        """Add a member; return when all members and partitions are assigned."""
+        """Add a member, and wait until all members and partitions are assigned."""
         own = {name.replace("_", "."): value for name, value in options.items()}
         self._consumers.append(Consumer({**self._common, **own}))
         self._consumers[-1].subscribe(topics)
@@ -252,7 +252,7 @@ def librdkafka_speaks(address: str) -> None:
 
 
 class Line:
-    """Connection over which all versions are sent."""
+    """Connection over which requests of all versions are sent."""
 
     def __init__(self, proxy: FaultProxy) -> None:
         self._socket = socket.create_connection(("127.0.0.1", proxy.port), WITHIN_S)
@@ -266,7 +266,7 @@ class Line:
         self._socket.close()
 
     def ask(self, request: Any, *, at_least: int = 0) -> Any:
-        """Send in the lap's version of the API (at most its last), or not at all if it is too old."""
+        """Send a request in the version of this round or in its last one, unless this is too old."""
         api = api_of(request)
         version = api.versions[min(self.lap, len(api.versions) - 1)]
         if version < at_least:
@@ -277,7 +277,7 @@ class Line:
 
 
 def classic_group(line: Line) -> None:
-    """Run a group from joining to its end, with a static member in later laps."""
+    """Run a group from joining to its end, with a static member in later rounds."""
     name = f"classic-{line.lap}"
     instance = "first" if line.lap >= 5 else None
     line.ask(FindCoordinatorRequest(name))
@@ -415,7 +415,7 @@ def log_and_tools(line: Line) -> None:
 
 
 def we_speak(proxy: FaultProxy) -> None:
-    """Repeat laps until the API with the most versions has sent its last."""
+    """Repeat rounds until the API with the most versions has sent its last version."""
     line = Line(proxy)
     for lap in range(max(len(api.versions) for api in RECORDED.values())):
         line.lap = lap

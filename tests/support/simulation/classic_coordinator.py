@@ -1,7 +1,7 @@
 """Model of a coordinator of one classic group.
 
-It is stricter than a real one: each join starts a new generation, and no member is left out for joining late. As with
-a real one, a heartbeat or sync of an old generation does not extend the session.
+It is stricter than a real one: each join starts a new generation, and a late member is never excluded. As with a real
+one, a heartbeat or sync of an old generation does not extend the session.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Coordinator:
     answers: list[Answer] = field(default_factory=list)
 
     def join(self, token: object, member_id: str, offers: Mapping[str, MemberSubscription], now: float) -> None:
-        """Hold the request until all known members have joined."""
+        """Delay the response until all known members have joined."""
         if not member_id:
             member_id = f"m{self.ids}"
             self.ids += 1
@@ -80,7 +80,7 @@ class Coordinator:
         assignments: Mapping[str, MemberAssignment],
         now: float,
     ) -> None:
-        """Hold the request until the leader has sent the assignments."""
+        """Delay the response until the leader has sent the assignments."""
         if code := self._refusal(member_id, generation):
             self.answers.append(Answer(token, code))
         elif self.phase == "joining":
@@ -103,7 +103,7 @@ class Coordinator:
         self.answers.append(Answer(token, code))
 
     def commit(self, token: object, member_id: str, generation: int, now: float) -> None:
-        """Accept it in the current generation once all members have synced, also during the next rebalance."""
+        """Accept a commit of the current generation once all members have synced, even during the next rebalance."""
         code = self._refusal(member_id, generation)
         if not code and self.phase == "syncing":
             code = ErrorCode.REBALANCE_IN_PROGRESS
@@ -133,7 +133,7 @@ class Coordinator:
         return gone
 
     def move(self, now: float) -> None:
-        """Fail over to another broker, which knows the group; pending requests fail with NOT_COORDINATOR."""
+        """Fail over to another broker, which knows the group, and fail pending requests with NOT_COORDINATOR."""
         for one in self.members.values():
             for token in (one.join, one.sync):
                 if token is not None:
@@ -174,7 +174,7 @@ class Coordinator:
             one.join, one.heard_at = None, now
 
     def _elected(self) -> str:
-        """Return the strategy most preferred among those that all members support."""
+        """Return the strategy that most members prefer among those that all support."""
         common = frozenset.intersection(*(frozenset(one.offers) for one in self.members.values()))
         votes = Counter(next(name for name in one.offers if name in common) for one in self.members.values())
         return max(votes, key=lambda name: (votes[name], name))

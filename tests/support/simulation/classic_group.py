@@ -245,7 +245,7 @@ class World:
     # ---- network -----------------------------------------------------------------------------------------------
 
     def deliver(self, letter: Letter) -> None:
-        """Deliver a request to the coordinator, which may hold it."""
+        """Deliver a request to the coordinator, which may delay its response."""
         letter.is_under_way = False
         match letter.effect:
             case SendJoin(member_id, offers):
@@ -266,7 +266,7 @@ class World:
         self._collect()
 
     def report(self, letter: Letter, event: GroupEvent) -> None:
-        """Pass the outcome of a request to the member if it waits for it; that of a heartbeat in any case."""
+        """Pass the outcome of a request to the member that waits for it, and that of a heartbeat in any case."""
         del self.letters[letter]
         sender, effect = letter.sender, letter.effect
         if isinstance(effect, SendHeartbeat):
@@ -289,7 +289,7 @@ class World:
         self._collect()
 
     def expire(self) -> None:
-        """Expire members without heartbeats; by then they must own nothing."""
+        """Remove members without heartbeats, and assert that they own nothing."""
         gone = self.coordinator.expire(self.now)
         for consumer in self.consumers if gone else ():
             assert consumer.machine.identity.member_id not in gone or not consumer.owned
@@ -298,7 +298,7 @@ class World:
     # ---- the laws ----------------------------------------------------------------------------------------------
 
     def check(self, consumer: Consumer) -> None:
-        """Assert A and Z, and that members read only their own partitions."""
+        """Assert the invariants A and Z, and that members read only their own partitions."""
         if consumer.machine.owned is not consumer.owned:
             self._settle(consumer, consumer.machine.owned)
         assert consumer.consuming <= consumer.owned

@@ -1,4 +1,4 @@
-"""State machines driven by a test: their effects, their state, and random steps of a simulation."""
+"""State machines that a test drives: their effects, their state, and random steps of a simulation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Pick = Callable[[Sequence[T]], T]
 
 
 class Machine(Protocol):
-    """Interface of the state machines of core."""
+    """Interface of the state machines in ``tailrace.core``."""
 
     def receive(self, event: Any, now: float) -> None: ...
 
@@ -47,7 +47,7 @@ def state_of(one: object) -> object:
 def check_events(
     module: ModuleType, base: type, table: Iterable[tuple[object, type]], examples: Mapping[type, object]
 ) -> None:
-    """Assert that ``examples`` has one of each event of ``module``, and ``table`` no others."""
+    """Assert that ``examples`` has one of each event of ``module``, and that ``table`` has no others."""
     named = {getattr(module, name) for name in module.__all__}
 
     assert {one for one in named if inspect.isclass(one) and issubclass(one, base)} - {base} == set(examples)
@@ -66,7 +66,7 @@ class RandomSteps:
         self.check()
 
     def acts(self) -> Iterator[tuple[Callable[[], None], bool]]:
-        """Return each kind of step, and whether it is possible."""
+        """Return each kind of step and whether it is possible."""
         raise NotImplementedError
 
     def check(self) -> None:

@@ -53,8 +53,7 @@ class Member:
 class Coordinator:
     """Coordinator of a group.
 
-    Attributes:
-        takes_back: True if a known member may join again (Kafka 4.3); before, it must be removed first.
+    ``takes_back`` is True if a known member may join again (Kafka 4.3); before, it must be removed first.
     """
 
     session_timeout_s: float

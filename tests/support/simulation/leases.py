@@ -1,4 +1,4 @@
-"""Leases for tests of core: each partition has a progress, replaced with each epoch."""
+"""Leases for tests of ``tailrace.core``: each assignment epoch of a partition has its own progress."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ class Leases:
         self._progress[partition] = Progress(partition, offset)
 
     def unstarted(self, partition: TopicPartition) -> Iterator[int]:
-        """Return the offsets of the current epoch that were not taken."""
+        """Return the offsets of the current epoch that were not started."""
         now = self.progress(partition)
         return (record.offset for lease in self._made if lease.progress is now for record in lease.rest)

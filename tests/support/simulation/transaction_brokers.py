@@ -1,7 +1,6 @@
-"""Model of brokers with transactions: one coordinator, two partitions, one group.
+"""Model of brokers with transactions: one coordinator, two partitions and one group.
 
-It follows Kafka as far as a producer can tell (KIP-98, KIP-360, and the leader that asks the coordinator, KIP-890),
-reduced to one producer id.
+It follows Kafka as far as a producer observes it (KIP-98, KIP-360 and KIP-890), reduced to one producer id.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class Brokers:
         self.committed_offset: int | None = None
 
     def write_markers(self) -> None:
-        """Write the markers of a transaction that is decided."""
+        """Write the control records of a transaction whose outcome is decided."""
         if self.stage is not Stage.ENDING:
             return
         for partition in self.partitions:
