@@ -45,7 +45,7 @@ QUICK = {"heartbeat_interval_ms": 200}
 
 @pytest.fixture
 def members(kafka_server, witness):
-    """Live members of a group with assigned partitions, which the broker knows."""
+    """Start live members of a group, and wait until the broker has their partitions."""
 
     @asynccontextmanager
     async def live(group: str, topic: str, partitions: int, *client_ids: str, **options: object):
@@ -69,7 +69,7 @@ def members(kafka_server, witness):
 
 @pytest.fixture(scope="module")
 def counting_server():
-    """Broker whose proxy counts requests; its tests share one xdist_group."""
+    """Start a broker whose proxy counts requests; its tests share one xdist_group."""
     with KafkaServer(proxied=True) as server:
         yield server
         server.kill()  # a clean stop of so many logs takes seconds
@@ -77,7 +77,7 @@ def counting_server():
 
 @pytest.fixture
 def counting(counting_server):
-    """The counting broker without recorded requests, and without faults after the test."""
+    """Provide the counting broker without recorded requests, and without faults after the test."""
     counting_server.proxy.frames.clear()
     yield counting_server
     counting_server.proxy.restore()
@@ -85,7 +85,7 @@ def counting(counting_server):
 
 @asynccontextmanager
 async def connect_group(cluster: Cluster, group: str):
-    """Group of Kafka Connect's protocol type with one member."""
+    """Join a group of Kafka Connect's protocol type with one member."""
     with pytest.raises(UnknownGroupError):
         await describe_group(cluster, group)  # now the coordinator is known
     coordinator = await cluster.coordinator(group)

@@ -105,7 +105,7 @@ def _run_at_import(tree: ast.Module) -> Iterator[ast.AST]:
 
 @pytest.fixture(scope="session")
 def modules() -> list[Module]:
-    """All modules of ``src``."""
+    """Return all modules of ``src``."""
     files = sorted(SOURCE.rglob("*.py"))
     found = [Module(file, text := file.read_text(encoding="utf-8"), ast.parse(text)) for file in files]
     assert len(found) > 50, f"is {SOURCE} the source?"

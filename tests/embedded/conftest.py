@@ -78,7 +78,7 @@ class Child:
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch) -> Iterator[Temporary]:
-    """Folder for the runs of this process and its children; brokers left by a failed test are killed."""
+    """Provide a folder for the runs of this process and its children, and kill brokers left by a failed test."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -117,7 +117,7 @@ def eventually() -> Callable[[Callable[[], object], str], None]:
 
 @pytest.fixture
 def empty_cache(monkeypatch, tmp_path) -> Path:
-    """Empty cache, as on a machine that has never started a broker."""
+    """Provide an empty cache, as on a machine that has never started a broker."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if not jars.cache_folder().is_relative_to(tmp_path):
         pytest.skip("this system has no variable for its cache")

@@ -20,7 +20,7 @@ RACKS = ["eu-1a", "eu-1b", "eu-1c"]
 
 @pytest.fixture(scope="module")
 def three():
-    """Cluster of three brokers in three racks; each test leaves all of them running."""
+    """Start a cluster of three brokers in three racks, which each test leaves running."""
     with KafkaCluster(3, racks=RACKS) as brokers:
         yield brokers
 

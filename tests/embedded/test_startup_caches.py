@@ -18,7 +18,7 @@ from tailrace.testing import KafkaServer
 
 @pytest.fixture
 def cache(empty_cache, monkeypatch) -> Path:
-    """Cache that contains only the jars."""
+    """Provide a cache that contains only the jars."""
     listed = jars._list_file(jars._broker(jars.KAFKA_VERSION)).name
     with monkeypatch.context() as before:
         before.delenv("XDG_CACHE_HOME")

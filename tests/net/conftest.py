@@ -15,7 +15,7 @@ from tests.support.witness import Witness
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaServer]:
-    """Broker with automatic topic creation, which advertises the address of ``kafka.proxy``."""
+    """Start a broker with automatic topic creation, which advertises the address of ``kafka.proxy``."""
     with KafkaServer(proxied=True, config={"auto.create.topics.enable": True}) as server:
         if not server.nodes:
             pytest.skip("a broker that somebody else runs has no proxy before it")
@@ -24,7 +24,7 @@ def kafka() -> Iterator[KafkaServer]:
 
 @pytest.fixture(scope="session")
 def secured_by() -> Iterator[Callable[[Way], KafkaServer]]:
-    """Brokers with one security setup each, which start on first use."""
+    """Return a function that returns a broker with a security setup, started on first use."""
     with ExitStack() as stack:
         started: dict[Way, KafkaServer] = {}
 
@@ -39,20 +39,20 @@ def secured_by() -> Iterator[Callable[[Way], KafkaServer]]:
 
 @pytest.fixture
 def secured(request, secured_by) -> KafkaServer:
-    """Broker with the security setup of the test, by ``ways.by``."""
+    """Provide a broker with the security setup of the test, by ``ways.by``."""
     return secured_by(request.param)
 
 
 @pytest.fixture(scope="session")
 def stoppable() -> Iterator[KafkaServer]:
-    """Broker that tests may stop."""
+    """Start a broker that tests may stop."""
     with KafkaServer() as server:
         yield server
 
 
 @pytest.fixture
 def own_kafka(stoppable) -> KafkaServer:
-    """Running broker that the test may leave stopped."""
+    """Provide the running broker ``stoppable``, which the test may leave stopped."""
     if not stoppable.node.is_running:
         stoppable.restart()
     return stoppable
@@ -60,26 +60,26 @@ def own_kafka(stoppable) -> KafkaServer:
 
 @pytest.fixture
 def address(kafka) -> Iterator[str]:
-    """Proxy of the broker, without faults after the test."""
+    """Provide the address of the broker's proxy, whose faults end with the test."""
     yield kafka.bootstrap_servers
     kafka.proxy.restore()
 
 
 @pytest.fixture
 def direct(kafka) -> str:
-    """Address of the broker, past the proxy."""
+    """Provide the address of the broker, without its proxy."""
     return f"127.0.0.1:{kafka.node.ports.client}"
 
 
 @pytest.fixture
 def witness(kafka) -> Witness:
-    """Another client, connected past the proxy."""
+    """Provide another client, connected without the proxy."""
     return Witness(f"127.0.0.1:{kafka.node.ports.internal}")
 
 
 @pytest.fixture
 def name() -> str:
-    """Unique name of a topic, group or client."""
+    """Provide a unique name of a topic, group or client."""
     return f"n-{uuid.uuid4().hex[:12]}"
 
 

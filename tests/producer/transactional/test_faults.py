@@ -35,7 +35,7 @@ IMPATIENT = {"request_timeout_ms": 300}
 
 @pytest.fixture
 def ledger(own_server) -> CommittedRecords:
-    """Ledger whose producers connect through the proxy."""
+    """Provide a ledger whose producers connect through the proxy."""
     return CommittedRecords(own_server)
 
 
