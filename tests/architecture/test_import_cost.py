@@ -38,7 +38,7 @@ def test_importing_consumer_imports_no_app_and_no_messages_of_other_clients():
 
 @pytest.mark.skipif(not COMPILED, reason="the compiled module is not built, so aiokafka decodes the records")
 def test_reading_with_the_compiled_module_imports_no_other_client(kafka_server, witness, new_topic):
-    """A consumer without SASL reads records without importing aiokafka, which takes 0.1 s."""
+    """A consumer without SASL reads records without importing aiokafka, which would delay the first by 0.1 s."""
     topic = new_topic()
     witness.produce(topic, [b"one"])
     program = f"""

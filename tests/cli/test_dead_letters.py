@@ -258,7 +258,7 @@ def test_app_and_set_select_the_brokers(world, tmp_path):
 
 
 def test_reading_joins_no_group_and_creates_no_topic(world, call, monkeypatch):
-    """`list` joins no group and creates no topic or commit, whatever the environment says."""
+    """`list` joins no group and creates no topic or commit, even if the environment has group options."""
     world.write(world.letter())
     monkeypatch.setenv("TAILRACE_GROUP_ID", f"{world.origin}-app")
     monkeypatch.setenv("TAILRACE_GROUP_INSTANCE_ID", "pod-1")

@@ -121,7 +121,7 @@ def test_a_table_fits_80_columns_and_escapes_control_characters(kafka):
 
 
 def test_tail_joins_no_group(kafka, topic, monkeypatch):
-    """`tail` creates no group, whatever the environment says."""
+    """`tail` creates no group, even if the environment has group options."""
     monkeypatch.setitem(__import__("os").environ, "TAILRACE_GROUP_ID", kafka.group)
     monkeypatch.setitem(__import__("os").environ, "TAILRACE_ENABLE_AUTO_COMMIT", "true")
 

@@ -48,7 +48,7 @@ async def no_text() -> bytes:
     ids=["fails", "hangs", "is not async", "gives bytes"],
 )
 @by(OAUTH)
-async def test_a_failing_token_provider_is_no_authentication_error(secured, provider, in_ms, kind, message):
+async def test_a_failing_token_provider_raises_no_authentication_error(secured, provider, in_ms, kind, message):
     """A token provider that fails, perhaps temporarily, raises no AuthenticationError."""
     error = await refusal(secured, sasl_oauth_token_provider=provider, socket_connection_setup_timeout_ms=in_ms)
 

@@ -68,7 +68,7 @@ def test_samples_with_the_same_labels_become_one():
 
 
 def test_samples_have_the_number_of_their_worker():
-    """Samples of workers have its number, and a worker that did not answer is down."""
+    """A sample of a worker has the worker's number, and a worker that did not answer is down."""
     pool = PoolStatistics(workers={0: AppStatistics(is_ready=True), 1: None}, restarts={1: 3})
 
     found = values_of(pool)

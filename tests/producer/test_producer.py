@@ -84,7 +84,7 @@ async def test_a_partition_that_was_added_since_is_found(kafka_server, new_produ
 
 
 async def test_concurrent_calls_keep_their_order(new_producer, topic):
-    """Concurrent calls of one task keep their order in a partition, whatever other tasks publish."""
+    """Concurrent calls of one task keep their order in a partition, while other tasks publish, too."""
     values = [b"x" * (n * 7_919 % 5_000) for n in range(1_000)]
     is_over = False
 
@@ -216,7 +216,7 @@ async def test_flush_raises_if_records_of_publish_many_were_refused(kafka_server
     assert [place.offset for place in places] == [0, 1]
 
 
-async def test_a_producer_takes_the_security_options_of_a_consumer():
+async def test_a_producer_accepts_the_security_options_of_a_consumer():
     """TLS and SASL options are those of a consumer, in Producer and TransactionalProducer."""
     with KafkaServer(security="SCRAM-SHA-512", tls=True) as server:
         server.create_topic("t")

@@ -254,7 +254,7 @@ async def test_rows_and_records_may_be_read_in_turn(new_topic, new_consumer, wit
     assert await witness.committed(group, topic, 1) == {0: 99}
 
 
-async def test_records_of_aborted_transactions_are_no_rows(new_topic, new_consumer, kafka_server, group):
+async def test_aborted_records_are_omitted(new_topic, new_consumer, kafka_server, group):
     """With isolation_level="read_committed", Arrow batches have no rows of aborted records and control records."""
     topic = new_topic()
     producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers, "transactional.id": group})

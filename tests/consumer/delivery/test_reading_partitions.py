@@ -101,7 +101,7 @@ async def test_reading_partitions_in_turn_repeats_no_record(new_topic, new_consu
 
 
 async def test_partitions_that_are_not_assigned_raise(new_topic, new_consumer, witness):
-    """getone() and getmany() raise at once if all given partitions are not assigned, or if a value is no partition."""
+    """getone() and getmany() raise at once if none of the given partitions is assigned, or for an invalid value."""
     topic = new_topic()
     witness.fill(topic, 1, 3)
     other = TopicPartition(topic, 7)

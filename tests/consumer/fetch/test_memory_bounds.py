@@ -78,9 +78,7 @@ async def test_an_idle_partition_does_not_slow_a_busy_one(witness_of, group):
     """While a fetch waits for records of an idle partition, a busy one of the same broker is read without delay.
 
     The busy partition's buffer fills up and empties again before the broker answers the waiting fetch. A reader that
-    had to
-
-    wait for this answer each time would need more than a minute here.
+    had to wait for this response each time would need more than a minute here.
     """
     topic = witness_of.topic(2)
     witness_of.produce(topic, (b"x" * 1_000 for _ in range(20_000)), partition=0, batch_bytes=16_384)
@@ -196,7 +194,7 @@ async def test_a_finished_fetch_releases_its_reserved_space(witness_of, group):
 
 
 async def test_partitions_share_buffer_space_for_one_fetch(witness_of):
-    """If the buffer has room for one fetch at a time, several idle partitions are still fetched in turn."""
+    """If the buffer has space for one fetch at a time, several idle partitions are still fetched in turn."""
     topic = witness_of.topic(3)
     witness_of.produce(topic, [b"x" * 980_000], partition=0)
     options = {"max_buffered_bytes": 1_500_000, "num_fetchers": 2, "auto_offset_reset": "earliest"}

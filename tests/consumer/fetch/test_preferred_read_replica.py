@@ -29,7 +29,7 @@ def from_nowhere(request):
 async def test_records_are_fetched_from_the_preferred_replica(kafka_cluster, group):
     """With client_rack, records are fetched from the replica in that rack, and from the leader if it refuses or dies.
 
-    The leader is asked again after metadata_max_age_ms, even if its topic has no new records.
+    After metadata_max_age_ms the leader is fetched from again, even if its topic has no new records.
     """
     cluster = kafka_cluster(3, proxied=True, racks=["a", "b", "c"], config=SELECTOR)
     cluster.create_topic("near", 1, replication_factor=3)

@@ -21,7 +21,7 @@ KEY_AT = 61 + 5
 
 
 def in_a_transaction(kafka, topic: str, value: bytes) -> None:
-    """Write and commit ``value``; the broker writes the marker at the next offset before this returns."""
+    """Write and commit ``value``, and wait until the broker has written the control record at the next offset."""
     options = {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": topic}
     producer = Producer(options)
     producer.init_transactions(30)
@@ -33,7 +33,7 @@ def in_a_transaction(kafka, topic: str, value: bytes) -> None:
 
 
 def with_broken_markers(answer):
-    """Return the response with markers whose key ends after a byte, under a valid checksum."""
+    """Return the response with control records whose key ends after a byte, under a valid checksum."""
     return replace(answer, partitions=tuple(map(broken, answer.partitions)))
 
 

@@ -419,7 +419,7 @@ async def test_a_listener_canceled_by_stop_is_called_again(quick, group, protoco
     assert [await quick.committed(group, topic, 1) for topic in (stays, goes)] == [{0: 5}, {0: 5}]
 
 
-async def test_partitions_lost_during_their_revocation_are_reported_as_lost(quick, group):
+async def test_partitions_lost_during_their_revocation_call_on_partitions_lost(quick, group):
     """If the membership is lost during on_partitions_revoked, on_partitions_lost is called."""
     stays, goes = quick.topic(), quick.topic()
     calls, called = [], asyncio.Event()

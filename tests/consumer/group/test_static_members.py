@@ -182,7 +182,7 @@ WITH_ITS_NAME = [JoinGroupRequest, SyncGroupRequest, HeartbeatRequest, OffsetCom
 
 
 def fenced(proxy, client):
-    """Return the requests of a client that were answered with FENCED_INSTANCE_ID."""
+    """Return the names of a client's requests that were refused with FENCED_INSTANCE_ID."""
     frames = [frame for kind in WITH_ITS_NAME for frame in proxy.answers(kind, client_id=client)]
     return [f.name for f in frames if 82 in {getattr(one, "error_code", 0) for one in (f.message, *results(f))}]
 

@@ -62,7 +62,7 @@ async def test_joins_and_syncs_are_measured(kafka, group):
 
 
 def longest_ms(kafka, kind, client):
-    """Return the longest time until a successful answer that the proxy has seen, in milliseconds."""
+    """Return the longest time until a successful response that the proxy has seen, in milliseconds."""
     sent_at = {one.correlation_id: one.at for one in kafka.proxy.requests(kind, client_id=client)}
     answers = kafka.proxy.answers(kind, client_id=client)
     return max(one.at - sent_at[one.correlation_id] for one in answers if not one.message.error_code) * 1000

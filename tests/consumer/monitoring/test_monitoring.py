@@ -177,7 +177,7 @@ async def test_the_fetch_metrics_and_the_lag_have_kafkas_names(new_topic, new_co
     assert of(metrics, "orders-coordinator-metrics")["assigned-partitions"] == 2
 
 
-async def test_records_of_an_open_transaction_are_no_lag(new_topic, new_consumer, kafka_server, group):
+async def test_lag_excludes_records_of_an_open_transaction(new_topic, new_consumer, kafka_server, group):
     """With read_committed, lag() and the metrics count no records after the last stable offset."""
     topic = new_topic()
     place = TopicPartition(topic, 0)
