@@ -85,7 +85,7 @@ def test_a_discarded_offset_map_is_noted():
 )
 def test_a_planned_offset_is_within_the_log(begin, size, old, target):
     """A planned offset is within the log for any target, and an omitted partition has a note."""
-    change = planned_change(HERE, target, None if old is None else committed(old), begin, begin + size)
+    change = plan_change(HERE, target, None if old is None else committed(old), begin, begin + size)
 
     assert change.new is None or begin <= change.new <= begin + size
     assert change.note or change.new is not None

@@ -263,7 +263,7 @@ def test_python_objects_are_not_copied():
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("old", "ours"), OLD_SPELLINGS.items())
+@pytest.mark.parametrize(("old", "ours"), OTHER_SPELLINGS.items())
 def test_an_option_of_another_client_is_translated(old, ours):
     """An option under the name of another client raises an error with tailrace's name."""
     assert ours in OPTIONS
