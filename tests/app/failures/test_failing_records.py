@@ -11,7 +11,10 @@ import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from tailrace import App, DeadLetterError, Message, PartialFailureError, Record, Retry, TailraceError, TopicPartition
+from tailrace.app.failures.policy import is_given_up, is_outage
 from tailrace.app.health.checks import Check
+from tailrace.core.failures.retry import FailureAction, RetryDecision
+from tailrace.errors import SchemaRegistryError
 from tailrace.observe.events import (
     ConsumerFailed,
     DeadLetterFailed,
@@ -118,6 +121,18 @@ async def test_a_full_lane_emits_an_event_and_blocks_only_its_partition(new_app,
     assert len(recorder.of(PartitionReadPaused)) == 1
     assert {partition for partition, _ in handled[:300]} == {1}
     assert handled[300:] == [(0, n) for n in range(100)]
+
+
+def test_a_group_of_registry_errors_counts_as_an_outage():
+    """A group of SchemaRegistryErrors alone is an outage; with another error in it, the record has failed."""
+    outage = ExceptionGroup("two", [SchemaRegistryError("away"), SchemaRegistryError("away")])
+    mixed = ExceptionGroup("two", [SchemaRegistryError("away"), ValueError("bad")])
+    decision = RetryDecision(FailureAction.PAUSE, 1.0)
+
+    assert is_outage(outage)
+    assert not is_given_up(decision, outage)
+    assert not is_outage(mixed)
+    assert is_given_up(decision, mixed)
 
 
 class Outage:

@@ -20,7 +20,7 @@ from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.sources import Transactions
 from tailrace.core.failures.delayed_records import retry_topic_index
 from tailrace.core.failures.failure_counts import FailureCount, FailureCounts
-from tailrace.core.failures.retry import FailureAction, RetryDecision, after_failure
+from tailrace.core.failures.retry import FailureAction, RetryDecision, after_failure, consists_of
 from tailrace.errors import (
     DeadLetterError,
     DecodeError,
@@ -255,7 +255,7 @@ def is_given_up(decision: RetryDecision, error: Exception) -> bool:
 
 def is_outage(error: Exception) -> bool:
     """Return True if ``error`` means that a service is unavailable, not that the record is at fault."""
-    return isinstance(error, _OUTAGES)
+    return consists_of(error, _OUTAGES)
 
 
 def error_text(error: BaseException) -> str:

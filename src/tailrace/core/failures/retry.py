@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 from tailrace.core.backoff import Backoff
 from tailrace.errors import ConfigurationError
 
-__all__ = ["FailureAction", "OnFailure", "Retry", "RetryDecision", "after_failure"]
+__all__ = ["FailureAction", "OnFailure", "Retry", "RetryDecision", "after_failure", "consists_of"]
 
 Exceptions: TypeAlias = type[Exception] | tuple[type[Exception], ...]
 OnFailure: TypeAlias = Literal["pause", "stop", "skip"]
@@ -106,7 +106,7 @@ class Retry:
         An exception group is retriable if ``on`` includes the group itself or every error in it, and if ``not_on`` and
         ``never`` include neither the group nor any error in it.
         """
-        return _is_all(error, _as_tuple(self.on)) and not _is_any(error, (*_as_tuple(self.not_on), *never))
+        return consists_of(error, _as_tuple(self.on)) and not _is_any(error, (*_as_tuple(self.not_on), *never))
 
     def pause_s(self, failures: int, chance: float) -> float | None:
         """Return the backoff in seconds before the next attempt; None if no attempt is left.
@@ -183,7 +183,7 @@ def after_failure(  # noqa: PLR0913 - each argument is a condition of the table 
         never: Error classes that are never retried, because another attempt would fail with the same error.
         outages: Error classes of outages: something that the handler needs is unavailable, whatever the record is.
     """
-    if _is_all(error, outages):
+    if consists_of(error, outages):
         return RetryDecision(FailureAction.PAUSE, retry.wait_s(failures, chance))
     if retry.is_retriable(error, never):
         pause_s = retry.pause_s(failures, chance)
@@ -198,10 +198,11 @@ def after_failure(  # noqa: PLR0913 - each argument is a condition of the table 
     return RetryDecision(action, retry.max_backoff_ms / 1000 if action is FailureAction.PAUSE else 0.0)
 
 
-def _is_all(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+def consists_of(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Return True for an error of the classes ``kinds``, and for an exception group in which every error is one."""
     if isinstance(error, kinds):
         return True
-    return isinstance(error, BaseExceptionGroup) and all(_is_all(one, kinds) for one in error.exceptions)
+    return isinstance(error, BaseExceptionGroup) and all(consists_of(one, kinds) for one in error.exceptions)
 
 
 def _is_any(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
