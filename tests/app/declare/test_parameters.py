@@ -12,6 +12,7 @@ from typing import Annotated, Any, NewType
 
 import msgspec
 import pytest
+from typing_extensions import TypeAliasType
 
 from tailrace.app.declare.codecs import JsonCodec
 from tailrace.app.declare.parameters import Depends, Header, Key
@@ -187,6 +188,14 @@ async def test_a_missing_key_or_header_needs_none_or_a_default(marker, what):
             DecodeError, match=rf"orders\[3\] at offset 17: .*the record has no {what} for 'it'.*\| None"
         ):
             await got(Annotated[str, marker], of)
+
+
+async def test_an_alias_that_includes_none_makes_a_parameter_nullable():
+    """A parameter of type ``Alias | str`` is None for a missing key if the alias includes None."""
+    maybe_number = TypeAliasType("maybe_number", int | None)
+
+    assert await got(Annotated[maybe_number | str, Key], record(key=None)) is None
+    assert await got(Annotated[maybe_number, Key], record(key=b"5")) == 5
 
 
 @pytest.mark.parametrize(("marker", "what"), [(Key, "key"), (Header("x"), "header 'x'")])

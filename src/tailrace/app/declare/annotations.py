@@ -55,12 +55,11 @@ def split_none(annotation: object) -> tuple[object, bool]:
     if typing.get_origin(bare) not in {Union, types.UnionType}:
         return bare, bare is None or bare is type(None)
     members = typing.get_args(bare)
-    remaining = tuple(one for one in members if one is not type(None))
-    # A single remaining member may be an alias, which must be replaced, too.
-    without_none = (
-        split_none(remaining[0])[0] if len(remaining) == 1 else Union[remaining]  # noqa: UP007 - members vary
-    )
-    return without_none, len(remaining) < len(members)
+    remaining = [(one, *split_none(one)) for one in members if one is not type(None)]
+    # A member that is an alias is replaced if the alias includes None, or if it is the only member.
+    replaced = tuple(inner if is_nullable or len(remaining) == 1 else one for one, inner, is_nullable in remaining)
+    has_none = len(remaining) < len(members) or any(is_nullable for _, _, is_nullable in remaining)
+    return Union[replaced], has_none  # noqa: UP007 - members vary
 
 
 def metadata(annotation: object) -> tuple[object, ...]:
