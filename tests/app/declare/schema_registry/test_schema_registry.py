@@ -719,6 +719,16 @@ async def test_an_error_of_auth_is_reported_without_its_text():
     assert "hunter2" not in str(raised.value)
 
 
+async def test_invalid_credentials_of_a_function_are_reported_as_such():
+    """Invalid credentials from the function ``auth`` raise SchemaRegistryError, whose text does not contain them."""
+    with pytest.raises(
+        SchemaRegistryError, match="auth= of the schema registry returned invalid credentials"
+    ) as raised:
+        await SchemaRegistry("http://127.0.0.1:9", auth=lambda: ("hunter:2", "x")).fetch(b"\x00\x00\x00\x00\x01")
+
+    assert "hunter" not in str(raised.value)
+
+
 async def test_ssl_cafile_makes_a_private_ca_trusted(registry, tmp_path):
     """With ``ssl_cafile`` a connection to a server with a private CA succeeds; without it the connection fails."""
     authority, context, data = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), b"\x00\x7f\xff\xff\xff"

@@ -269,7 +269,13 @@ class RegistryClient:
                     " - it must return credentials"
                 ) from error
         if auth is not None:
-            conf |= _authorization(auth)
+            try:
+                conf |= _authorization(auth)
+            except ConfigurationError as error:
+                raise SchemaRegistryError(
+                    "the function auth= of the schema registry returned invalid credentials"
+                    " - it must return ('user', 'password') or a bearer token; the user must not contain ':'"
+                ) from error
         return {name: value for name, value in conf.items() if value is not None}
 
 
@@ -325,7 +331,10 @@ async def _with_references(client: Any, schema_id: int, root: Any, fmt: str | No
             if one.name in visited:
                 continue
             if len(visited) >= _MAX_REFERENCES:
-                raise ValueError(f"schema {schema_id} references more than {_MAX_REFERENCES} schemas")
+                raise SchemaRegistryError(
+                    f"schema {schema_id} references more than {_MAX_REFERENCES} schemas, which is the limit of this"
+                    " client - publish with a schema that references fewer"
+                )
             visited.add(one.name)
             # True: deleted versions are included, because records that were written with them may still exist.
             referenced = await client.get_version(one.subject, one.version, True, fmt)
