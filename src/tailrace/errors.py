@@ -361,27 +361,30 @@ class CorruptRecordError(TailraceError):
 
     Attributes:
         partition: partition of the batch.
-        offset: first offset of the batch, or the position from which it was fetched; ``seek()`` past the batch to
-            continue without it.
+        offset: first offset of the batch, or the position from which it was fetched.
+        next_offset: offset after the batch, to which ``seek()`` continues without the batch; None if it cannot be read.
     """
 
     def __init__(
         self,
         partition: TopicPartition,
         offset: int,
+        next_offset: int | None,
         reason: str,
         remedy: str = "restore the partition from a replica",
     ) -> None:
         self.partition: TopicPartition = partition
         self.offset: int = offset
+        self.next_offset: int | None = next_offset
         self._reason, self._remedy = reason, remedy
+        after = "past the batch" if next_offset is None else f"to {next_offset}"
         super().__init__(
             f"{partition.topic}[{partition.partition}] at offset {offset}: {reason}"
-            f" - {remedy}, or seek() past the batch to continue without it"
+            f" - {remedy}, or seek() {after} to continue without the batch"
         )
 
-    def __reduce__(self) -> tuple[type[CorruptRecordError], tuple[TopicPartition, int, str, str]]:
-        return type(self), (self.partition, self.offset, self._reason, self._remedy)
+    def __reduce__(self) -> tuple[type[CorruptRecordError], tuple[TopicPartition, int, int | None, str, str]]:
+        return type(self), (self.partition, self.offset, self.next_offset, self._reason, self._remedy)
 
 
 class DecodeError(TailraceError):

@@ -206,7 +206,7 @@ def made(error: type[errors.TailraceError]) -> errors.TailraceError:
     if error is errors.OffsetGapError:
         return errors.OffsetGapError(TopicPartition("orders", 3), 42, 45)
     if error is errors.CorruptRecordError:
-        return error(TopicPartition("orders", 3), 17, "its checksum is wrong")
+        return error(TopicPartition("orders", 3), 17, 42, "its checksum is wrong")
     return error("what happened - what to do")
 
 

@@ -69,8 +69,10 @@ async def test_a_batch_that_decompresses_beyond_its_limit_is_corrupt(kafka, code
                 await consumer.getone()
             assert (raised.value.partition, raised.value.offset) == ((topic, 0), 1)
             assert "raise this limit" in str(raised.value)
+            assert "seek() to 2 to continue" in str(raised.value)
             assert "replica" not in str(raised.value)
-        await consumer.seek(TopicPartition(topic, 0), 2)
+        assert raised.value.next_offset == 2
+        await consumer.seek(TopicPartition(topic, 0), raised.value.next_offset)
         assert (await consumer.getone()).value == b"after"
 
 

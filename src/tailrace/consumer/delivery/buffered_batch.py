@@ -130,14 +130,16 @@ class BufferedBatch:
         elif not outcome:
             self._fail(
                 position,
-                f"the batch of {self._batch.size} bytes, which ends before offset {self.next_offset}, decompresses to"
-                f" more than max_decompressed_batch_bytes={self._limit}",
+                f"the batch of {self._batch.size} bytes decompresses to more than"
+                f" max_decompressed_batch_bytes={self._limit}",
                 "raise this limit if you trust the producer",
             )
 
     def _fail(self, position: Position, *reason_and_remedy: str) -> CorruptRecordError:
         assert self._batch is not None
-        self._error = error = CorruptRecordError(position.partition, self._batch.base_offset, *reason_and_remedy)
+        self._error = error = CorruptRecordError(
+            position.partition, self._batch.base_offset, self.next_offset, *reason_and_remedy
+        )
         return error
 
     def take(self, position: Position, count: int) -> list[Record]:

@@ -537,7 +537,7 @@ class Fetcher:
         if count < _CORRUPT_ATTEMPTS:
             self._back_off([position])
         else:
-            error = CorruptRecordError(partition, offset, reason)
+            error = CorruptRecordError(partition, offset, next_offset, reason)
             self._reader.put(partition, BufferedBatch(next_offset or offset + 1, error=error), 0)
             position.stop_fetching()
 

@@ -1,7 +1,8 @@
-"""Embedded protocol of groups of any kind, with member data that the user encodes.
+"""Group protocol of a ``GroupRole``: protocol type, member data and assigned states are the user's.
 
-The state machine (``core.group.classic.member``) handles partitions. Here, it sees one placeholder partition, which
-every member owns from the sync until the next rebalance. The user's data does not pass through the state machine.
+The state machine of a member (``core.group.classic.member``) handles partitions. The state machine of each member with
+a role therefore gets one placeholder partition, from the sync until the next rebalance. The user's data does not pass
+through the state machine.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class HasEncode(Protocol):
 
 Encodable: TypeAlias = bytes | HasEncode
 
-_PLACEHOLDER = MemberAssignment((OwnedPartitions("the state of a generation", (0,)),))
+_PLACEHOLDER = MemberAssignment((OwnedPartitions("placeholder", (0,)),))
 
 
 class Generation(NamedTuple):
@@ -92,7 +93,7 @@ class RoleProtocol:
 
     @property
     def strategies(self) -> tuple[Strategy, ...]:
-        """Strategies with the names of the protocols; they assign nothing, because ``shares`` assigns the states."""
+        """Strategies with the names of the protocols; they assign nothing, because the role assigns the states."""
         return tuple(Strategy(name, lambda _members, _partitions, _racks: {}) for name, _ in self._protocols())
 
     def offers(self, _effect: SendJoin) -> tuple[JoinGroupProtocol, ...]:
