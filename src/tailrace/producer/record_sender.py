@@ -203,7 +203,9 @@ class RecordSender:
                 await waiting.appended
         except TimeoutError:
             if not waiting.appended.cancelled():
-                return  # The future completed just before the timeout.
+                # The record was appended or refused just before the timeout.
+                waiting.appended.result()
+                return
             raise PublishError(
                 f"{waiting.record[0].topic}: the record was not sent, because max_buffered_bytes of records were"
                 f" undelivered for {self._settings.delivery_timeout_s:.0f} s - check that the partitions have leaders"
