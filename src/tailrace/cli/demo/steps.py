@@ -61,10 +61,13 @@ def play(
     if on_spark and rate is not None:
         raise ConfigurationError("--rate cannot be combined with --engine spark, which reads existing records only")
     screen, remaining, began = Screen(), list[str](), time.monotonic()
-    ended = "interrupted"
+    ended = "failed"
     try:
         holds = _play(screen, remaining, bootstrap_servers, rate=rate, limit=limit, on_spark=on_spark)
         ended = f"after {time.monotonic() - began:.1f} s"
+    except KeyboardInterrupt:
+        ended = "interrupted"
+        raise
     finally:
         cleanup = f"could not remove {', '.join(remaining)}" if remaining else "everything was removed"
         screen.line("end", f"{ended}; {cleanup}")
