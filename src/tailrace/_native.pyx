@@ -28,8 +28,9 @@ cdef extern from "Python.h":
     PySendResult PyIter_Send(PyObject*, PyObject*, PyObject**) except? PYGEN_ERROR
     bint PyCoro_CheckExact(object)
 
-DEF HEAD = 61  # bytes of a batch before its records
-DEF SHORTEST = 7  # bytes of a record without key, value and headers
+cdef enum:
+    HEAD = 61  # bytes of a batch before its records
+    SHORTEST = 7  # bytes of a record without key, value and headers
 
 
 cdef struct Cursor:
