@@ -98,7 +98,8 @@ def _read_list(list_file: Path) -> list[Path] | None:
 def _check_sums(coordinates: tuple[str, ...], jars: list[Path]) -> None:
     """Check the jars of ``coordinates`` against ``SHA256``, and remove jars whose checksum differs.
 
-    A jar that is not listed in ``SHA256`` is wrong if all ``coordinates`` are in ``PINNED``, and accepted otherwise.
+    ``SHA256`` has the checksums of all jars of the coordinates in ``PINNED``. Any other jar is wrong if ``coordinates``
+    has only coordinates in ``PINNED``; otherwise it is not checked.
 
     Raises:
         KafkaNotAvailableError: a checksum is wrong; the message names the removed jars.

@@ -109,8 +109,8 @@ async def _step(
     except Exception as error:  # noqa: BLE001 - ValueError, KeyError, AssertionError of aiokafka, GSSError of gssapi
         if mechanism == "GSSAPI":
             raise AuthenticationError(f"GSSAPI: {error} - is there a Kerberos ticket? see `klist`") from None
-        # A server that does not know the password may not be the broker. The text of the error is left out, because it
-        # may contain the exchanged bytes.
+        # Only a server that knows the password can sign its answer. The text of the error is left out, because it may
+        # contain the exchanged bytes.
         raise AuthenticationError(
             f"{mechanism}: the broker's answer has no valid server signature - is this the broker?"
         ) from None
@@ -177,8 +177,8 @@ def _check_encodable(config: ConsumerConfig) -> None:
     for name in ("sasl_plain_username", "sasl_plain_password"):
         if re.search("[\ud800-\udfff]", getattr(config, name)):
             raise ConfigurationError(
-                f"{name} cannot be encoded as UTF-8, because it contains surrogates - decode the bytes it was read from"
-                " as UTF-8"
+                f"{name} cannot be encoded as UTF-8, because it contains surrogates - if it is read from bytes, decode"
+                " them as UTF-8"
             )
 
 
@@ -207,8 +207,8 @@ class TokenProviderAdapter:
         except Exception as error:
             # The text of the exception may contain credentials that were sent to the identity provider.
             raise BrokerConnectionError(
-                f"OAUTHBEARER: sasl_oauth_token_provider raised {type(error).__name__} - its text is in the exception's"
-                " __cause__, not here, because it may contain credentials"
+                f"OAUTHBEARER: sasl_oauth_token_provider raised {type(error).__name__} - see __cause__ for its text,"
+                " which may contain credentials and is therefore not shown here"
             ) from error
         if isinstance(token, str):
             return token

@@ -1,4 +1,4 @@
-"""APIs that tailrace can encode and decode in both directions, by key, for FaultProxy."""
+"""Table of the APIs whose requests and responses tailrace can both encode and decode; used by FaultProxy."""
 
 from __future__ import annotations
 

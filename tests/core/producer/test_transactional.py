@@ -494,7 +494,7 @@ def test_an_error_with_a_commit_in_doubt_says_that_it_may_have_succeeded(event):
 
     effects_after(one, CommitTransaction(None, 60.0), event)
 
-    assert "it is not known whether the commit that was sent before has succeeded" in str(one.error)
+    assert "it is not known whether the last commit has succeeded" in str(one.error)
 
 
 def test_an_abort_that_takes_too_long_is_left_to_the_next_call():

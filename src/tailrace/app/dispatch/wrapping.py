@@ -18,7 +18,7 @@ WorkT = TypeVar("WorkT")
 
 
 _calls: ContextVar[list[CoroutineType[Any, Any, object] | None] | None] = ContextVar("tailrace_calls", default=None)
-"""Coroutines that the current call of a middleware has created by ``call(record)``; None is added when it has ended."""
+"""Coroutines that the current call of a middleware has created by ``call(record)``; None follows once it has ended."""
 
 
 def wrapped_by(
@@ -37,8 +37,8 @@ def wrapped_by(
             if inspect.iscoroutine(wrapped):
                 wrapped.close()
             raise ConfigurationError(
-                f"{where} returned {wrapped!r} - write a plain function that takes call and returns an `async def`"
-                " of one parameter, which awaits call(record)"
+                f"{where} returned {wrapped!r} - write a plain function of one parameter `call`, which returns"
+                " an `async def` of one parameter `record`, which awaits `call(record)`"
             )
         call = _checked(wrapped, where)
     return call
@@ -51,7 +51,8 @@ def _wrapped(wrap: Callable[..., Any], call: object) -> Any:  # noqa: ANN401 - t
 def _recording(call: Callable[[WorkT], Coroutine[Any, Any, object]]) -> Callable[[WorkT], Coroutine[Any, Any, object]]:
     def recording(work: WorkT) -> Coroutine[Any, Any, object]:
         awaitable, calls = call(work), _calls.get()
-        # A middleware may call from a long-lived task, whose context still holds the list of an earlier record.
+        # In a long-lived task of a middleware, the context may still hold the list of an earlier call, which ends with
+        # None.
         if calls is not None and None not in calls:
             calls.append(cast("CoroutineType[Any, Any, object]", awaitable))
         return awaitable
@@ -60,9 +61,9 @@ def _recording(call: Callable[[WorkT], Coroutine[Any, Any, object]]) -> Callable
 
 
 def _checked(call: Callable[[WorkT], Awaitable[object]], where: str) -> Callable[[WorkT], Coroutine[Any, Any, object]]:
-    """Return a call of a wrapped function that raises if the function returns before its ``call(record)`` has ended.
+    """Return ``call`` with a check: it raises if the middleware returns before its ``call(record)`` has ended.
 
-    If the function returns an awaitable, the call awaits it.
+    A plain function that returns ``call(record)`` without ``await`` passes, because its result is awaited here.
     """
 
     async def checked_call(work: WorkT) -> object:
@@ -97,7 +98,7 @@ def _unawaited(calls: Iterable[CoroutineType[Any, Any, object] | None], where: s
 
 
 def _close(calls: Iterable[CoroutineType[Any, Any, object] | None]) -> None:
-    """Close coroutines that have not started, so that no task runs them concurrently with the next attempt."""
+    """Close coroutines that have not started, so that they cannot run later, while the record is tried again."""
     for inner in calls:
         if inner is not None and inspect.getcoroutinestate(inner) == inspect.CORO_CREATED:
             inner.close()

@@ -73,7 +73,7 @@ async def encode_messages(
         messages: messages to publish.
         topic: topic of messages whose ``topic`` is None; None if each message must have a topic.
         codec: encodes values; a codec with ``encode_for`` also encodes keys if its ``keys`` is True.
-        where: name of the handler or method in errors.
+        where: name of the handler or method, for error messages.
 
     Raises:
         PublishError: a message cannot be encoded, or has no topic or an invalid one.

@@ -55,7 +55,7 @@ class DeadLetterReader:
         cluster: connected cluster.
         topic: dead-letter topic.
         options: options of the consumer that reads the topic.
-        timeout_s: time limit for metadata, and for end offsets, each with retries.
+        timeout_s: time limit for requesting the metadata, and again for the end offsets; it includes retries.
 
     Attributes:
         others: number of records that were read and are not dead letters.
@@ -68,7 +68,7 @@ class DeadLetterReader:
     async def read(self, positions: Collection[DeadLetterPosition] = ()) -> AsyncIterator[DeadLetter]:
         """Yield the dead letters of the topic, in the order of their offsets in each partition.
 
-        With ``positions``, read each partition only from its first to its last position, and no other partition.
+        With ``positions``, read only their partitions, each from its first to its last position.
         ``others`` is increased by each record that is not a dead letter.
 
         Raises:
@@ -93,7 +93,7 @@ class DeadLetterReader:
 
         Raises:
             ConfigurationError: there is no dead letter at a selected position. Positions are not checked if the
-                selection also has a time or error types, because these exclude existing dead letters.
+                selection also has a time or error types, because these may exclude a dead letter at a position.
         """
         found = [letter async for letter in self.read(selection.positions) if selection.matches(letter)]
         if selection.positions and not (selection.since_ms or selection.error_types):

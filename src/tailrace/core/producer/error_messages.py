@@ -19,7 +19,7 @@ __all__ = [
     "user_aborted_error",
 ]
 
-DOUBT = "; it is not known whether the commit that was sent before has succeeded"
+DOUBT = "; it is not known whether the last commit has succeeded, because its request was not answered"
 
 
 def timeout_error(last_error: str) -> PublishError:

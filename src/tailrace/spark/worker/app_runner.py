@@ -1,8 +1,8 @@
 """Runner of an app in a Python worker of Spark.
 
-The app runs with its lanes, retries, codecs, dependencies and producer, but its records come from Arrow batches.
-``on_failure="pause"`` becomes ``"stop"``, because a paused task would block the whole query, and batch handlers do not
-wait for more records.
+The app runs as with Kafka, with its order of records, retries, codecs, dependencies and producer, but its records come
+from Arrow batches. There are two more differences. ``on_failure="pause"`` becomes ``"stop"``, because a paused Spark
+task would block the whole query. Batch handlers do not wait for more records.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ Results: TypeAlias = list[tuple[Record, object]]
 
 
 class AppRunner:
-    """Runner of an app, which handles the records of one task after another.
+    """Runner of an app. The app handles the records of one Spark task, then those of the next.
 
     Args:
         app: app that is not started yet.
-        shipment: shipment of the app, which names the handlers to run.
+        shipment: the pickled app, and which of its handlers run.
 
     Attributes:
         stop_runs_user_code: True if the stop of the started app runs user code: the rest of a generator that provides
@@ -87,7 +87,8 @@ class AppRunner:
     async def handle(self, slices: Iterable[PartitionRecords], offset_maps: ShippedMaps) -> Results:
         """Queue the unfinished records, wait until all are delivered to handlers, and return results.
 
-        With a sink, wait until all records are finished, because the results of a record that fails are dropped.
+        If the query writes results to a sink, wait until all records are finished: a record that fails has no results,
+        even if an attempt returned some.
 
         Args:
             slices: lists of records of one partition each.
@@ -138,11 +139,11 @@ class AppRunner:
             if source.is_empty and (not until_finished or group.is_settled):
                 return
             await wait_for_any(source.changed, running.is_over)
-            # Let the executor that reported the last record complete its current step of the event loop.
+            # The app's executor sets ``changed`` while it finishes a record; let it complete this step.
             await asyncio.sleep(0)
 
     def _check_finished(self) -> None:
-        """Check that each record is finished; this does not follow from an idle app, because a failed app is idle."""
+        """Check that each record is finished; an app that has failed is idle, but has unfinished records."""
         _ = self._group  # This raises the error that ended the app.
         if unfinished := [one for one in self._source.positions if one.finished != one.delivered]:
             raise TailraceError(
