@@ -62,7 +62,7 @@ class SparkPipeline:
         if type(spark).__module__.startswith("pyspark.sql.connect") or not hasattr(spark, "_jsc"):
             raise ConfigurationError(
                 "a Spark Connect session gives no access to the checkpoint and the listener that a pipeline needs"
-                " - use a classic session, whose driver runs in the cluster"
+                " - use a classic session: SparkSession.builder without remote()"
             )
         self.app = load_app(app) if isinstance(app, str) else app
         self._import_path = app if isinstance(app, str) else import_path_of(app)
@@ -128,7 +128,7 @@ class SparkPipeline:
             run = claim(f"<SparkQuery {selected.name} group={selected.group_id}>", selected.group_id, cluster_state)
             _check_topics_found(selected, cluster_state)
             if selected.patterns:
-                # The topics that a pattern matches are known only now, and with them the handlers that share a topic.
+                # Only now is it known which topics a pattern matches, and which handlers share a topic.
                 _, batch_runner, _ = self._prepare(handler, sink, parallelism, options, cluster_state.topic_ids)
             resumption = self._resumption(self._checkpoint, state, cluster_state)
             state.add_ids(cluster_state.cluster_id, cluster_state.topic_ids)
@@ -175,8 +175,8 @@ class SparkPipeline:
             since: start of partitions without a committed offset: ``"earliest"``, a datetime with a time zone,
                 milliseconds since 1970, or a mapping of partitions to offsets. By default, ``auto_offset_reset``.
             until: end of the backfill: ``"now"`` for the current ends of the logs, a time as in ``since``, or a mapping
-                of partitions to offsets. The start offsets of partitions that are missing from the mapping are
-                committed, but the partitions are not read.
+                of partitions to offsets. Partitions that are missing from the mapping are not read; only their start
+                offsets are committed.
             max_records_per_batch: maximum number of records in a batch, and thus of records that are handled again
                 after a crash.
             sink: as in ``start``; needs a checkpoint.
@@ -364,7 +364,8 @@ class SparkPipeline:
         try:
             return decide_resumption(state, checkpoint.spark_logs(state.generation), cluster_state)
         except CorruptCheckpointError as error:
-            # Only the checkpoint has offsets of these partitions; any other start would lose or repeat records.
+            # For partitions without a committed offset, only the checkpoint has offsets: any other start would lose or
+            # repeat records.
             uncommitted = cluster_state.logs.keys() - cluster_state.committed.keys()
             if any(partition_of(key) in uncommitted for key in state.start):
                 raise CorruptCheckpointError(

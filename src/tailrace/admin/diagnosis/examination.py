@@ -159,10 +159,10 @@ class _TopicsAndGroups:
             found = dict(self._names)
         else:
             found = await self._checks.result("topics", named_topics(self._cluster, wanted)) or {}
-        with_all = await self._checks.result(
+        described = await self._checks.result(
             "topic settings", topics_with_settings(self._cluster, list(found.values()))
         )
-        checked = {one.name: one for one in with_all or found.values()}
+        checked = {one.name: one for one in described or found.values()}
         checked |= await self._with_dead_letters(checked)
         others = [one for name, one in self._names.items() if name not in checked]
         may_create = None if self._operations == OPERATIONS_NOT_REQUESTED else "Create" in allowed(self._operations)
@@ -209,7 +209,10 @@ class _TopicsAndGroups:
         return GroupState(GroupFacts(need.group_id, failure=failure))
 
     async def _has_no_groups(self) -> bool:
-        """Return True if the cluster has never had a group: the lookup of a coordinator would create a topic."""
+        """Return True if the cluster has never had a group.
+
+        The lookup of a coordinator would then create the topic of committed offsets, so it must be omitted.
+        """
         if _OFFSETS_TOPIC in self._names:
             return False
         found = await self._checks.result("groups", named_topics(self._cluster, [_OFFSETS_TOPIC]))

@@ -33,7 +33,7 @@ class FinishedCounter:
         """Total number of finished records at which a commit is due; None if commits do not depend on it."""
         self._acknowledged = 0
         self._delivered_to_sink: int | None = None
-        """Number of records delivered to a sink; None if there was none."""
+        """Number of records delivered to a sink; None before the first delivery, and if the user polls."""
 
     def set_due_at(self, count: int | None) -> None:
         """Let ``on_due`` be called once ``count`` records are finished in total; None for never."""

@@ -4,7 +4,7 @@ A lane is a partition (``order_by="partition"``), a key within a partition (``"k
 Records of different partitions are never in the same lane. With ``"key"``, records without a key share one lane of
 their partition; an empty key is a key like any other.
 
-Records are added in *slices*: a slice is the lease of several records of one partition. All workers take records from
+Records are added in *slices*, which are lists of records of one partition. All workers take records from
 the current slice, until no record is left or the slice has to wait. A lane is *busy* while the handler of one of its
 records is suspended. What happens to the following records depends on ``order_by``:
 
@@ -14,9 +14,9 @@ records is suspended. What happens to the following records depends on ``order_b
   the same partitions, records are parked instead, because a waiting slice would make those handlers wait, too.
 
 To keep the cost of a record low, only records whose handler suspends are tracked. Until a handler suspends, a worker
-takes records from the iterator ``free``. At any time, at most one record is taken and neither suspended nor finished:
-after ``take``, a worker runs the handler without an ``await`` of its own, and calls ``suspended`` if the handler
-suspends.
+takes records from the iterator ``free``. A worker starts the handler in the same step of the event loop in which it
+takes the record, and calls ``suspended`` if the handler suspends. Therefore, at most one record at a time is taken and
+neither suspended nor finished.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Lane: TypeAlias = bytes | None
 """Key of the lane; None for records without a key, and for all records if the partition is the lane."""
 
 FEW_RECORDS = 64
-"""Number of records that are read before the handler runs, if slices are smaller."""
+"""Number of waiting records that are enough to run the handler before more records are read."""
 
 _NO_RECORDS: Iterator[Record] = iter(())
 
@@ -91,16 +91,16 @@ class Lanes:
     Args:
         order_by: order in which records are handled.
         window: maximum number of records that wait in this queue or for their next attempt.
-        on_full: called when a partition accepts no more records, because one of its lanes has ``lane_limit`` parked
-            records, or because too many of its records are parked or failed. The arguments are a record of the lane or
-            partition, and the number of parked records in the lane, or of parked and failed records in the partition.
+        on_full: called when a partition accepts no more records. If one of its lanes has ``lane_limit`` parked records,
+            the arguments are a record of this lane and that number. If too many records of the partition are parked or
+            failed, the arguments are one of these records and their number.
         is_shared: True if other handlers read the same partitions.
 
     Attributes:
         parked: number of parked records.
         failing: number of failed records that will be retried; always 0 if slices wait as a whole.
-        lane_limit: number of parked records in one lane with which its partition accepts no more slices. It is half the
-            window, so that a lane whose first record is not finished leaves room for other partitions.
+        lane_limit: maximum number of parked records in one lane; its partition then accepts no more slices. It is half
+            the window, so that a lane whose first record is not finished leaves room for other partitions.
     """
 
     def __init__(
@@ -153,15 +153,15 @@ class Lanes:
 
         The number of *free places* is the size of the window minus the number of waiting and failed records.
 
-        If records are parked, a partition may have up to twice as many waiting and failed records as free places are
-        left. All partitions then tend to have equally many records, and a partition with a large backlog does not crowd
-        out others (dynamic thresholds: Choudhury and Hahne, 1998). A partition without such records always has room for
-        one record, however many records fail in other partitions.
+        If busy lanes make records park, a partition may have up to twice as many waiting and failed records as free
+        places are left. All partitions then tend to have equally many records, and a partition with a large backlog
+        does not crowd out others (dynamic thresholds: Choudhury and Hahne, 1998). A partition without such records always
+        has room for one record, however many records fail in other partitions.
 
-        If slices wait as a whole, a partition may add half as many records as there are free places, but none while one
-        of its records is suspended or while there are enough records to run. Without the second condition, several
-        partitions would halve each other's slices again and again, down to a few records, although a slice has a fixed
-        cost as high as that of many records.
+        If busy lanes make slices wait as a whole, a partition may add half as many records as there are free places. It
+        may add none while one of its records is suspended, and none while enough records to run are waiting: otherwise,
+        each partition would get half of what the one before it left, down to slices of a few records, although a slice
+        has a fixed cost as high as that of many records.
         """
         queue, left = self._queues.get(partition), self.window - self.waiting - self.failing
         if self._slices_wait:
@@ -209,7 +209,7 @@ class Lanes:
                 return None
 
     def release_last(self) -> None:
-        """Note that the record taken last is finished or suspended."""
+        """Track the record taken last no longer, because it is finished or suspended."""
         if self._last_slice is not None:
             self._last_slice.lease.set_none_in_flight()
 

@@ -36,7 +36,7 @@ class FetchBuffer(Generic[ChunkT]):
         self.reserved_bytes = 0
         """Bytes reserved for fetches in flight."""
         self.taken_bytes = 0
-        """Bytes of all chunks that ``pop`` has removed so far, so that the number grows while records are delivered."""
+        """Bytes of all chunks that ``pop`` has removed so far; the number grows while records are delivered."""
         self.largest_bytes = 0
         """Size of the largest chunk so far."""
         self._queues: dict[TopicPartition, deque[_SizedChunk[ChunkT]]] = {}
@@ -105,10 +105,10 @@ class FetchBuffer(Generic[ChunkT]):
             self.drop(partition)
 
     def cut(self, partition: TopicPartition, most: int, least: int = 0) -> ChunkT | None:
-        """Drop newest chunks of a partition until it has at most ``most`` bytes.
+        """Drop newest chunks of a partition while it has more than ``most`` bytes; return the newest chunk left.
 
-        The oldest chunk and at least ``least`` bytes are kept, even if that is more than ``most``. Return the newest
-        chunk that is left; None if no chunk was dropped.
+        A chunk is not dropped if it is the oldest, or if fewer than ``least`` bytes would be left. Return None if no
+        chunk was dropped.
         """
         queue, left = self._queues.get(partition, deque()), self.bytes_of(partition)
         count = forgotten = 0

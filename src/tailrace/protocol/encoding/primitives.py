@@ -73,7 +73,7 @@ def length_reader(*, flexible: bool, short: bool = False) -> Callable[[FrameRead
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Number of fixed size; ``struct`` packs adjacent numbers together."""
+    """Number of fixed size."""
 
     name: str
     """Name in Kafka's message definitions."""
