@@ -155,8 +155,8 @@ class Lanes:
 
         If busy lanes make records park, a partition may have up to twice as many waiting and failed records as free
         places are left. All partitions then tend to have equally many records, and a partition with a large backlog
-        does not crowd out others (dynamic thresholds: Choudhury and Hahne, 1998). A partition without such records always
-        has room for one record, however many records fail in other partitions.
+        does not crowd out others (dynamic thresholds: Choudhury and Hahne, 1998). A partition without such records
+        always has room for one record, however many records fail in other partitions.
 
         If busy lanes make slices wait as a whole, a partition may add half as many records as there are free places. It
         may add none while one of its records is suspended, and none while enough records to run are waiting: otherwise,
