@@ -65,14 +65,18 @@ async def test_a_run_ends_after_its_number_of_records(run):
 
 async def test_the_worker_has_the_record_while_it_is_handled(run):
     """The worker refers to the record that its handler handles, also while the handler is suspended."""
-    worker = new_worker()
+    worker, handled = new_worker(), 0
 
     async def handle(record: Record) -> None:
+        nonlocal handled
         assert worker.record is record
         await asyncio.sleep(0)
         assert worker.record is record
+        handled += 1
 
     await run(worker, records(), 10, handle)
+
+    assert handled == 10
 
 
 async def test_a_result_ends_the_run(run):

@@ -108,14 +108,17 @@ def test_answer_of_an_older_epoch_is_ignored(positions, change):
 
 
 def test_answer_for_a_revoked_partition_is_ignored(positions):
-    """A response for a revoked partition, which may have another owner, is ignored."""
+    """A response for a revoked partition, which may have another owner, is ignored, also if it was assigned again."""
     commits = Commits(positions)
     snapshot = commits.snapshot()
 
     positions.remove([ONE])
     commits.note_stored(snapshot, [ONE])
+    (again,) = positions.add([ONE])
+    again.begin(10)
+    commits.note_stored(snapshot, [ONE])
 
-    assert ONE not in positions
+    assert again.committed is None
 
 
 def test_seek_backwards_is_committed(positions):
