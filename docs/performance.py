@@ -30,9 +30,9 @@ group. Clients take turns, in another order in each round. Tables show the media
 the highest minus the lowest value, divided by the median. CPU time is that of the client's process with all its
 threads. Memory is resident memory.
 
-Throughput and latency are measured after a warm-up of two seconds; for Java's tool, it is at most a quarter of the run.
-Unless a heading says otherwise, records have a key and a value of 100 B, and are in uncompressed batches of about
-100 KB, in 4 partitions.
+Throughput and latency are measured after a warm-up of two seconds; the warm-up of Java's tool is at most a quarter of
+its run. Unless a heading says otherwise, records have a key and a value of 100 B, and are in uncompressed batches of
+about 100 KB, in 4 partitions.
 
 | way to read | meaning |
 |---|---|
@@ -42,9 +42,9 @@ Unless a heading says otherwise, records have a key and a value of 100 B, and ar
 | `handler`, `bytes handler` | a function is called with the value of each record |
 | `typed handler` | as `handler`, with values decoded from JSON |
 | `batch handler(500)` | a function is called with the values of up to 500 records |
-| `acknowledged` | FastStream at least once, as tailrace always is; its default commits even unhandled records |
-| `check.crcs` | confluent-kafka verifies checksums, as the other clients do; its default does not |
-| `ConsumerPerformance` | Kafka's `kafka-consumer-perf-test`, which counts records and does not read their values |
+| `acknowledged` | FastStream at least once, like tailrace; its default also commits records that are not handled yet |
+| `check.crcs` | confluent-kafka with checksums verified, as tailrace and aiokafka do by default |
+| `ConsumerPerformance` | Kafka's `kafka-consumer-perf-test`: counts records and bytes, and verifies no checksums |
 | `pure Python` | tailrace without its compiled module |
 """
 
@@ -642,8 +642,8 @@ def losses(found: Sequence[Result]) -> str:
     worst = sorted(differences(found), key=lambda one: -abs(math.log(max(one.ratio, 1e-9))))
     intro = (
         "All figures in which another client is better than tailrace by at least 5 %, the largest difference first,"
-        " except those without the compiled module. Clients are compared with the same way to read or publish with"
-        " tailrace: `consume(5000)` and Java's tool with `getmany(5000)`, and `poll()` with `async for`."
+        " except those without the compiled module. A client is compared with tailrace for the same way to read or"
+        " publish; `consume(5000)` and Java's tool are compared with `getmany(5000)`, and `poll()` with `async for`."
     )
     if not worst:
         return "No figure on this page.\n"
@@ -674,7 +674,7 @@ def written(folder: Path = RESULTS) -> tuple[str, dict[str, str]]:
         if of_section:
             parts.append(f"## {section.title}\n")
         if len(of_section) > 1:
-            parts.append(f"Records per second, by kind of records; `-` is not measured.\n\n{overview(of_section)}\n")
+            parts.append(f"Records per second, by kind of records; `-`: not measured.\n\n{overview(of_section)}\n")
         for result in of_section:
             text, drawn = section.write(result)
             charts |= drawn
