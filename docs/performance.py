@@ -28,7 +28,7 @@ within a table: other machines, brokers and records give other figures.
 The broker and the clients run on the same machine. Each client has a process of its own, its default options and a new
 group. Clients take turns, in another order in each round. Tables show the median of the rounds and the spread, which is
 the highest minus the lowest value, divided by the median. CPU time is that of the client's process with all its
-threads. Memory is resident memory.
+threads. Memory is the peak of resident memory, or for idle consumers the resident memory at the end.
 
 Throughput and latency are measured after a warm-up of two seconds; the warm-up of Java's tool is at most a quarter of
 its run. Unless a heading says otherwise, records have a key and a value of 100 B, and are in uncompressed batches of
