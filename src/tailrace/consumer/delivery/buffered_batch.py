@@ -26,6 +26,9 @@ _INLINE_BYTES = 1 << 20
 _INLINE_PACKED_BYTES = _INLINE_BYTES // 4
 """Compressed size above which a thread decompresses the batch, without an attempt in the event loop."""
 
+_SMALL_BYTES = 16_384
+"""Maximum size of a batch that shares a slice with the batch before it."""
+
 # The executor starts no thread before the first large batch.
 _THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tailrace-decompress")
 
@@ -111,6 +114,13 @@ class BufferedBatch:
     def is_compressed(self) -> bool:
         """True if the batch must be decompressed before records can be taken."""
         return self._batch is not None and self._error is None and self._batch.is_compressed
+
+    @property
+    def is_small(self) -> bool:
+        """True if the cost of a slice of this entry alone would be high for the number of its records."""
+        if self._error is not None or self.is_decompressing:
+            return False
+        return self._batch is None or self._batch.size <= _SMALL_BYTES
 
     @property
     def plain_bytes(self) -> int:

@@ -349,6 +349,8 @@ class Reader:
         await self._wakeup.wait(until)
 
     def _first_of_slice(self) -> AnyRecord:
+        # Fewer records than wanted may have been buffered.
+        self._slice_size = self.delivery.polled.count_left
         self._slice_began_at = self._loop.time()
         return next(self.delivery.polled.remaining)
 

@@ -16,6 +16,7 @@ from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.delivery.progress import InFlight, Lease
 from tailrace.core.fetch.buffer import FetchBuffer
 from tailrace.core.fetch.decompressed_batches import DecompressedBatches
+from tailrace.errors import TailraceError
 from tailrace.records import Record, TopicPartition
 
 if TYPE_CHECKING:
@@ -127,21 +128,20 @@ class SliceReader:
                 self._maps.measure(position)
                 if not self.is_readable(partition):
                     continue
-            if (found := self._take_slice(position, count_of(partition), columns)) is not None:
+            if (found := self._take_slice(position, count_of(partition), columns, is_wanted)) is not None:
                 return found
         self.has_more = True
         return None
 
-    def _take_slice(self, position: Position, count: int, columns: ColumnBuilder | None) -> RecordSlice | None:
+    def _take_slice(
+        self, position: Position, count: int, columns: ColumnBuilder | None, is_wanted: PartitionPredicate
+    ) -> RecordSlice | None:
         buffered = self._buffer.head(position.partition)
         assert buffered is not None
         if buffered.is_compressed and not self._prepare(position, buffered):
             return None
         records, added = self._take_records(buffered, position, count, columns)
-        # A batch is removed as soon as its last record is taken. Otherwise it would occupy the buffer and block a wait
-        # for many records.
-        is_at_end = len(records) < count or records[-1].offset + 1 == buffered.next_offset
-        is_used_up = is_at_end and not buffered.is_blocked
+        is_used_up = _is_used_up(buffered, records, count)
         if self._gaps is not None and records:
             count_before, gap = self._gaps.check(position, records)
             if gap is not None:
@@ -150,8 +150,7 @@ class SliceReader:
                     raise gap
                 records, is_used_up = records[:count_before], False
         if is_used_up:
-            self._buffer.pop(position.partition)
-            self._on_room()
+            self._remove_first_batch(position.partition)
         end = buffered.next_offset if is_used_up else records[-1].offset + 1
         records = self._maps.without_finished(position, records)
         if not records:
@@ -160,7 +159,44 @@ class SliceReader:
             return None
         if columns is not None and not added:
             columns.add_records(records)
-        return RecordSlice(position, records, end, buffered.leader_epoch, None if is_used_up else buffered)
+        found = RecordSlice(position, records, end, buffered.leader_epoch, None if is_used_up else buffered)
+        if is_used_up and columns is None and self._gaps is None:
+            self._add_small_batches(found, count, is_wanted)
+        return found
+
+    def _add_small_batches(self, found: RecordSlice, count: int, is_wanted: PartitionPredicate) -> None:
+        """Add records of the small batches that follow the last batch of a slice, until it has ``count`` records.
+
+        Each slice has a fixed cost. If producers send batches of few records, this would be a cost per record.
+        """
+        position, records = found.position, list(found.records)
+        while (
+            found.buffered is None
+            and len(records) < count
+            and (following := self._buffer.head(position.partition)) is not None
+            and following.is_small
+            and following.leader_epoch == found.leader_epoch
+        ):
+            if following.is_compressed and not (
+                self._decompressed.has_room(is_wanted) and self._prepare(position, following)
+            ):
+                break
+            wanted = count - len(records)
+            try:
+                taken = following.take(position, wanted)
+            except TailraceError:
+                break  # The next slice raises the error again.
+            if _is_used_up(following, taken, wanted):
+                self._remove_first_batch(position.partition)
+                found.end = following.next_offset
+            else:
+                found.buffered, found.end = following, taken[-1].offset + 1
+            records += self._maps.without_finished(position, taken)
+        found.records = records
+
+    def _remove_first_batch(self, partition: TopicPartition) -> None:
+        self._buffer.pop(partition)
+        self._on_room()
 
     def _take_records(
         self, buffered: BufferedBatch, position: Position, count: int, columns: ColumnBuilder | None
@@ -206,3 +242,12 @@ class SliceReader:
         else:
             returned = BufferedBatch(record_slice.end, returned=rest, leader_epoch=record_slice.leader_epoch)
             self._buffer.put_back(record_slice.position.partition, returned)
+
+
+def _is_used_up(buffered: BufferedBatch, taken: Sequence[Record], wanted: int) -> bool:
+    """Return True if the last record of a batch was taken, so that the batch can be removed from the buffer.
+
+    Otherwise, the batch would occupy the buffer and block a wait for many records.
+    """
+    is_at_end = len(taken) < wanted or taken[-1].offset + 1 == buffered.next_offset
+    return is_at_end and not buffered.is_blocked
