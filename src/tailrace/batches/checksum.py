@@ -38,6 +38,8 @@ def crc32c(content: memoryview) -> int:
         from aiokafka.record.util import calc_crc32c  # noqa: PLC0415
 
         return int(calc_crc32c(content))  # type: ignore[arg-type]  # it takes any buffer
+    if len(content) <= _CHUNK:
+        return _extend(0, bytes(content))
     checksum = 0
     for start in range(0, len(content), _CHUNK):
         checksum = _extend(checksum, bytes(content[start : start + _CHUNK]))

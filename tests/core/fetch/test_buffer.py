@@ -86,6 +86,18 @@ def test_bytes_are_counted(buffer):
     assert (buffer.held_bytes, buffer.bytes_of(B), buffer.free_bytes, buffer.taken_bytes) == (10, 0, 80, 20)
 
 
+def test_data_added_to_the_last_chunk_is_counted(buffer):
+    """Bytes that are added to the newest chunk of a partition are counted, and freed with the chunk."""
+    buffer.put(A, "one", 10)
+    buffer.put(A, "two", 20)
+    buffer.enlarge_last(A, 15)
+
+    assert (buffer.held_bytes, buffer.bytes_of(A), buffer.largest_bytes) == (45, 45, 35)
+    buffer.pop(A)
+    buffer.pop(A)
+    assert (buffer.held_bytes, buffer.bytes_of(A), buffer.taken_bytes) == (0, 0, 45)
+
+
 def test_fetch_in_flight_has_reserved_space(buffer):
     """A fetch in flight reserves space, which is free again, or filled, when the fetch ends."""
     buffer.reserve("fetch", 50)

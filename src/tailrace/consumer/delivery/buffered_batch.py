@@ -1,8 +1,13 @@
-"""Entries of the fetch buffer: batches, which are decoded a number of records at a time."""
+"""Entries of the fetch buffer: batches, which are decoded a number of records at a time.
+
+An entry and a slice have fixed costs. Small batches therefore share entries and slices: producers that do not batch
+send batches of one record.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias, overload
@@ -34,13 +39,14 @@ _THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tailrace-decomp
 
 
 class BufferedBatch:
-    """Entry of the fetch buffer: a batch, offsets without records, or an error.
+    """Entry of the fetch buffer: a batch, several small batches, offsets without records, or an error.
 
     Offsets without records are those of control records and aborted transactions; they take no room in the buffer.
 
     Attributes:
-        next_offset: offset at which the partition continues after the batch.
-        leader_epoch: leader epoch of the batch, for commits.
+        next_offset: offset at which the partition continues after the last batch.
+        leader_epoch: leader epoch of the batches, for commits.
+        size: size of the batches on the wire, in bytes; 0 without a batch.
         is_blocked: True if the last ``take`` returned fewer records than requested because an error follows them.
         is_decompressing: True while a thread decompresses the batch; no records can be taken meanwhile.
     """
@@ -51,12 +57,14 @@ class BufferedBatch:
         "_decoder",
         "_deserializers",
         "_error",
+        "_following",
         "_limit",
         "_returned",
         "is_blocked",
         "is_decompressing",
         "leader_epoch",
         "next_offset",
+        "size",
     )
 
     def __init__(  # noqa: PLR0913 - a batch, skipped offsets and an error have different arguments
@@ -71,8 +79,12 @@ class BufferedBatch:
         max_decompressed_bytes: int = 0,
     ) -> None:
         self.next_offset = next_offset
+        self.size = 0 if batch is None else batch.size
         self.leader_epoch = batch.leader_epoch if batch is not None else leader_epoch
         self._batch = batch
+        """Batch that is decoded now."""
+        self._following: deque[RecordBatch] = deque()
+        """Small batches after ``_batch``."""
         self._decoder: RecordDecoder | None = None
         self._decoded_to = 0
         self._returned = list(returned)
@@ -120,7 +132,7 @@ class BufferedBatch:
         """True if the cost of a slice of this entry alone would be high for the number of its records."""
         if self._error is not None or self.is_decompressing:
             return False
-        return self._batch is None or self._batch.size <= _SMALL_BYTES
+        return self.size <= _SMALL_BYTES
 
     @property
     def plain_bytes(self) -> int:
@@ -148,7 +160,7 @@ class BufferedBatch:
     def _fail(self, position: Position, *reason_and_remedy: str) -> CorruptRecordError:
         assert self._batch is not None
         self._error = error = CorruptRecordError(
-            position.partition, self._batch.base_offset, self.next_offset, *reason_and_remedy
+            position.partition, self._batch.base_offset, self._batch.next_offset, *reason_and_remedy
         )
         return error
 
@@ -165,8 +177,8 @@ class BufferedBatch:
             taken, self._returned = self._returned[:count], self._returned[count:]
             if len(taken) == count or self.is_blocked:
                 return taken
-            return taken + self._decode(position, count - len(taken))
-        return self._decode(position, count)
+            return taken + self._decode_all(position, count - len(taken))
+        return self._decode_all(position, count)
 
     def take_into(self, columns: ColumnBuilder, position: Position, count: int) -> Sequence[Record]:
         """Take the next ``count`` records as ``take`` does, add them to ``columns``, and return them.
@@ -174,7 +186,7 @@ class BufferedBatch:
         Raises:
             TailraceError: see ``take``; in this case nothing is added.
         """
-        if self._returned or self._error is not None or self._batch is None:
+        if self._returned or self._error is not None or self._batch is None or self._following:
             records = self.take(position, count)
             columns.add_records(records)
             return records
@@ -204,6 +216,18 @@ class BufferedBatch:
         self.next_offset, self.leader_epoch = following.next_offset, following.leader_epoch
         return True
 
+    def add(self, batch: RecordBatch) -> bool:
+        """Add a batch that follows this entry and return True; return False unless all batches are small and alike."""
+        first = self._batch
+        if first is None or first.is_compressed or batch.is_compressed or batch.leader_epoch != self.leader_epoch:
+            return False
+        if self.size + batch.size > _SMALL_BYTES:
+            return False
+        self._following.append(batch)
+        self.size += batch.size
+        self.next_offset = batch.next_offset
+        return True
+
     def max_count_from(self, offset: int) -> int:
         """Return an upper bound of the number of records to take whose offset is ``offset`` or higher."""
         if self._batch is None:
@@ -213,6 +237,19 @@ class BufferedBatch:
     def give_back(self, records: Sequence[Record]) -> None:
         """Put back records that were taken and not used; the next ``take`` returns them first."""
         self._returned = [*records, *self._returned]
+
+    def _decode_all(self, position: Position, count: int) -> list[Record]:
+        """Return the next ``count`` records of the batches; fewer at the end of the last batch and before an error."""
+        records = self._decode(position, count)
+        while self._following and len(records) < count and not self.is_blocked:
+            self._batch, self._decoder = self._following.popleft(), None
+            try:
+                records += self._decode(position, count - len(records))
+            except TailraceError as error:
+                if not records:
+                    raise
+                self._error, self.is_blocked = error, True
+        return records
 
     @overload
     def _decode(self, position: Position, count: int) -> list[Record]: ...

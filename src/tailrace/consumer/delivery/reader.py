@@ -373,6 +373,10 @@ class Reader:
         self._slice_reader.put(partition, buffered, size)
         self._wakeup.set()
 
+    def enlarge_last(self, partition: TopicPartition, size: int) -> None:
+        """Count ``size`` more bytes for the entry put last, to which a batch was added."""
+        self._buffer.enlarge_last(partition, size)
+
     def recheck(self) -> None:
         """Look for records again, because a partition may have become readable, or a position may have changed."""
         self._wakeup.set()

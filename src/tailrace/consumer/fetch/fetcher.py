@@ -481,20 +481,24 @@ class Fetcher:
             self._handle_corrupt(position, str(error))
             return
         aborted = fetched.aborted_transactions if is_committed else None
+        last: BufferedBatch | None = None
         for batch, is_visible in visible(self._readable_batches(position, batches), aborted):
             if (fault := size_error(self._config, position, batch)) is not None:
                 self._reader.put(position.partition, BufferedBatch(batch.next_offset, error=fault), 0)
                 position.stop_fetching()
                 return
             self._reader.maps.check_batch(position, batch.base_offset, batch.leader_epoch)
-            buffered = BufferedBatch(
-                batch.next_offset,
-                batch=batch if is_visible else None,
-                leader_epoch=batch.leader_epoch,
-                deserializers=self._deserializers,
-                max_decompressed_bytes=self._config.max_decompressed_batch_bytes,
-            )
-            self._reader.put(position.partition, buffered, batch.size if is_visible else 0)
+            if is_visible and last is not None and last.add(batch):
+                self._reader.enlarge_last(position.partition, batch.size)
+            else:
+                last = BufferedBatch(
+                    batch.next_offset,
+                    batch=batch if is_visible else None,
+                    leader_epoch=batch.leader_epoch,
+                    deserializers=self._deserializers,
+                    max_decompressed_bytes=self._config.max_decompressed_batch_bytes,
+                )
+                self._reader.put(position.partition, last, last.size)
             if is_visible:
                 self._fetched[position.partition] += batch.next_offset - batch.base_offset
             position.set_fetched(batch.next_offset, batch.leader_epoch)
@@ -518,10 +522,11 @@ class Fetcher:
         # The checksum is verified before any byte that it covers is interpreted.
         if self._config.check_crcs and not batch.checksum_holds():
             return "the checksum of the batch is wrong"
-        try:
-            batch.is_abort_marker()
-        except MalformedMessageError as error:
-            return str(error)
+        if batch.is_control:
+            try:
+                batch.is_abort_marker()
+            except MalformedMessageError as error:
+                return str(error)
         return None
 
     def _handle_corrupt(self, position: Position, reason: str, next_offset: int | None = None) -> None:

@@ -75,6 +75,14 @@ class FetchBuffer(Generic[ChunkT]):
         self.held_bytes += size
         self.largest_bytes = max(self.largest_bytes, size)
 
+    def enlarge_last(self, partition: TopicPartition, size: int) -> None:
+        """Count ``size`` more bytes for the newest chunk of a partition, to which data was added."""
+        queue = self._queues[partition]
+        queue[-1] = last = _SizedChunk(queue[-1].chunk, queue[-1].size + size)
+        self._bytes[partition] += size
+        self.held_bytes += size
+        self.largest_bytes = max(self.largest_bytes, last.size)
+
     def put_back(self, partition: TopicPartition, chunk: ChunkT) -> None:
         """Prepend a chunk that was removed but not used up; its bytes, which ``pop`` has freed, do not count again."""
         self._queue_of(partition).appendleft(_SizedChunk(chunk, 0))
