@@ -191,6 +191,7 @@ _TOPIC_OPTIONS = (
     Option("codec", _TOPIC.codec, "compression of the batches (default: %(default)s)", "CODEC", CODECS),
     Option("headers", _TOPIC.headers, "number of headers of each record (default: %(default)s)"),
     Option("partitions", _TOPIC.partitions, "number of partitions (default: %(default)s)"),
+    Option("batch", _TOPIC.batch, "number of records in each batch (default: as many as 100 KB hold)", "RECORDS"),
     Option("brokers", 1, "number of brokers, 1 or 3 (default: %(default)s)", choices=(1, 3)),
 )
 
@@ -256,6 +257,8 @@ SUITE = (
     "rebalance --rounds 1",
     "consume --payload 10240 --rounds 2 --seconds 4",
     "consume --headers 5 --rounds 2 --seconds 4",
+    "consume --batch 10 --rounds 2 --seconds 4 --clients async --clients (5000)",
+    "consume --batch 1 --rounds 2 --seconds 4 --clients async --clients (5000)",
     "consume --brokers 3 --rounds 2 --seconds 4",
 )
 """Benchmarks of ``scripts/bench all``, the most important ones first."""
@@ -282,7 +285,7 @@ def main() -> int:
             is_number = isinstance(option.default, int)
             command.add_argument(
                 f"--{option.name}",
-                type=(_number if option.name == "headers" else _count) if is_number else str,
+                type=(_number if option.name in {"headers", "batch"} else _count) if is_number else str,
                 default=option.default,
                 metavar=option.metavar,
                 choices=option.choices,

@@ -26,6 +26,8 @@ from tailrace.cli.screen import Screen
 
 MAX_TOPIC_BYTES = 2_000_000_000
 """Maximum size of a topic before compression."""
+MAX_BATCHES = 200_000
+"""Maximum number of batches in a topic with a given number of records per batch."""
 RECORDS_PER_S = 1_200_000
 """Number of records in the topic for each second of a run, including the warm-up."""
 
@@ -66,6 +68,8 @@ def compare(  # noqa: PLR0913 - the options of the command line
     screen, compared, rows = Screen(), select_clients(_CLIENTS[benchmark], clients), []
     settings = TopicSettings(**topic)
     records = int(min(RECORDS_PER_S * (WARM_UP_S + seconds), MAX_TOPIC_BYTES / settings.record_bytes))
+    if settings.batch:
+        records = min(records, settings.batch * MAX_BATCHES)
     with run_brokers(screen, brokers) as server:
         topics = {}
         for values in dict.fromkeys(client.values for client in compared):

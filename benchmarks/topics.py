@@ -40,6 +40,8 @@ class TopicSettings(NamedTuple):
     partitions: int = PARTITIONS
     values: str = "text"
     """Content of the values: ``text`` or ``json``."""
+    batch: int = 0
+    """Number of records in each batch; 0 for batches of about ``BATCH_BYTES``."""
 
     @property
     def record_bytes(self) -> int:
@@ -67,7 +69,7 @@ def fill(screen: Screen, server: EmbeddedCluster, settings: TopicSettings, recor
 
 
 async def _send(bootstrap_servers: str, topic: str, settings: TopicSettings, records: int, on_progress) -> int:
-    records_per_batch = max(1, BATCH_BYTES // settings.record_bytes)
+    records_per_batch = settings.batch or max(1, BATCH_BYTES // settings.record_bytes)
     content, headers = random.Random(1), _headers(settings.headers)
     codec = None if settings.codec == "none" else settings.codec
     async with AIOKafkaProducer(

@@ -172,6 +172,8 @@ class Result(NamedTuple):
         parts = [f"{settings['payload']:,} B", settings["codec"] if settings["codec"] != "none" else "uncompressed"]
         parts += [f"{settings['headers']} headers"] if settings["headers"] else []
         parts += ["1 partition" if settings["partitions"] == 1 else f"{settings['partitions']:,} partitions"]
+        per_batch = settings.get("batch", 0)
+        parts += ["batches of 1 record" if per_batch == 1 else f"batches of {per_batch} records"] if per_batch else []
         parts += [f"{settings['brokers']} brokers"] if settings["brokers"] > 1 else []
         return ", ".join(parts)
 
@@ -193,6 +195,7 @@ def results(folder: Path) -> list[Result]:
         codecs = ["none", "gzip", "snappy", "lz4", "zstd"]
         return (
             one["brokers"],
+            -one.get("batch", 0) if one.get("batch", 0) else -math.inf,
             one["partitions"] != 4,
             one["partitions"],
             one["headers"],
