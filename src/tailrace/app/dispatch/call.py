@@ -83,7 +83,8 @@ def handler_call(bound: BoundHandler, context: HandlerContext, overdue_calls: Ov
     results = ResultPublisher(context.publisher, bound.resolved.codec, handler.publish, handler.name)
     publish_result = _result_publisher(results, prepared.name)
     if is_batch:
-        call = returning_failures(_publishing_batch(call, results, prepared.name), prepared, handler.name)
+        publishing_call = _publishing_batch(call, results, prepared.name, has_middleware=bool(middleware))
+        call = returning_failures(publishing_call, prepared, handler.name)
     else:
         publishing_call = _publishing(call, publish_result)
         # A function that declares no result may be called directly, which saves a coroutine. If it returns a result
@@ -144,19 +145,18 @@ def _publishing(call: UnitCall, publish_result: PublishResult) -> UnitCall:
     return call_and_publish
 
 
-def _publishing_batch(call: UnitCall, results: ResultPublisher, where: str) -> UnitCall:
+def _publishing_batch(call: UnitCall, results: ResultPublisher, where: str, *, has_middleware: bool) -> UnitCall:
     async def call_and_publish(records: list[Record]) -> None:
-        # Middleware and the handler may change the list that they receive, so they receive a copy.
-        batch = tuple(records)
         with batch_span() as trace_of:
-            returned = await call(list(records))
+            # Middleware may change the list that it receives, so it receives a copy.
+            returned = await call(list(records) if has_middleware else records)
             if returned is None or (returned := await resolve_result(returned, where)) is None:
                 return
             items = results_in(returned)
             # With one item per record, each item gets the trace of its record. Otherwise it is unknown which record an
             # item belongs to.
-            is_one_each = len(items) == len(batch)
-            headers = (record.headers for record in batch) if is_one_each else itertools.repeat(())
+            is_one_each = len(items) == len(records)
+            headers = (record.headers for record in records) if is_one_each else itertools.repeat(())
             # The batch is finished only after the acknowledgment, so no offset is committed before its results.
             await results.publish(zip(items, map(trace_of, headers), strict=False))
 

@@ -386,7 +386,8 @@ class BatchAssembler:
                 part = one.lease.move_untaken(taken, left) if left else one.lease
                 part.take_as_batch()
                 batch.leases.append(part)
-                batch.records += taken
+                # The first list is not copied: no list of records is changed after its creation.
+                batch.records = taken if not batch.records and isinstance(taken, list) else [*batch.records, *taken]
                 wanted -= len(taken)
                 room = None if room is None else room - self._size(taken)
             if left:
@@ -424,6 +425,8 @@ def _split(
         is_first: True if the batch has no record yet, so that its first record may be larger than ``room``.
     """
     if room is None and not busy:
+        if len(records) <= wanted:
+            return records, (), False
         return records[:wanted], records[wanted:], False
     taken: list[Record] = []
     left: list[Record] = []
