@@ -88,7 +88,7 @@ class App(Handlers):
         client_id="tailrace": Name of this client in the brokers' logs, metrics and quotas.
         client_rack="": Rack of this client; brokers may name a replica in this rack to fetch from (KIP-392).
         metadata_max_age_ms=300_000: Maximum age in milliseconds of cluster metadata before it is refreshed.
-        connections_max_idle_ms=540_000: Idle time in milliseconds after which the next request reopens a connection.
+        connections_max_idle_ms=540_000: Idle time in milliseconds after which the next request opens a new connection.
         local_addr=None: Local address and port of connections; with port 0, the system chooses the port.
         receive_buffer_bytes=None: Size in bytes of the sockets' receive buffers; None for the system's default.
         security_protocol="PLAINTEXT": Protocol used to talk to the brokers.
@@ -510,6 +510,6 @@ class App(Handlers):
             open_publisher=kafka.open_publisher if substitute is None else substitute.open_publisher,
             consumer_events=consumer_events,
             observer=observer,
-            # A substitute for Kafka is always available.
+            # With a substitute for Kafka, the start never needs to go on without a broker.
             require_broker=self._require_broker or substitute is not None,
         )

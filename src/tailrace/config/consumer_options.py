@@ -66,7 +66,7 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     Default: 300_000. Minimum: 1. librdkafka: topic.metadata.refresh.interval.ms.
     """
     connections_max_idle_ms: int
-    """Idle time in milliseconds after which the next request reopens a connection.
+    """Idle time in milliseconds after which the next request opens a new connection.
 
     Until that request, the idle connection stays open.
 

@@ -45,7 +45,7 @@ _RECORDS = ChannelKey(Channel.MAIN, "records")
 
 
 class _WaitingRecord(NamedTuple):
-    """Record that is not appended to a batch until less than ``max_buffered_bytes`` are undelivered."""
+    """Record that waits while ``max_buffered_bytes`` are undelivered; it is then appended to a batch."""
 
     record: tuple[TopicPartition, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]], int | None]
     """Partition, key, value, headers, and timestamp in milliseconds."""
@@ -67,7 +67,7 @@ class RecordSender:
 
     Attributes:
         on_batch: called with the topic of a batch when the batch is sent or full.
-        on_progress: called each time the sender has checked for batches to send, which it also does after a response.
+        on_progress: called each time the sender has checked for batches to send, for example after a response.
         first_error: error of the first failed record without a ticket; None if there is none.
         end_cause: error that later calls of ``append`` raise after the sender has ended; None before.
     """
@@ -143,7 +143,7 @@ class RecordSender:
         await flushed
 
     async def discard(self, error: TailraceError, timeout_s: float = 0) -> None:
-        """Fail all records, wait up to ``timeout_s`` seconds for the requests in flight, and cancel the others."""
+        """Fail all records, wait up to ``timeout_s`` seconds for the requests in flight, and cancel the rest."""
         self._fail_waiting(error)
         self._report(self._accumulator.fail_all(error))
         if self._writes and timeout_s:
@@ -207,9 +207,9 @@ class RecordSender:
                 waiting.appended.result()
                 return
             raise PublishError(
-                f"{waiting.record[0].topic}: the record was not sent, because max_buffered_bytes of records were"
-                f" undelivered for {self._settings.delivery_timeout_s:.0f} s - check that the partitions have leaders"
-                " and enough in-sync replicas, or raise max_buffered_bytes"
+                f"{waiting.record[0].topic}: the record was not sent, because the undelivered records took up all"
+                f" of max_buffered_bytes for {self._settings.delivery_timeout_s:.0f} s - check that the partitions have"
+                " leaders and enough in-sync replicas, or raise max_buffered_bytes"
             ) from None
 
     def _append_waiting(self) -> None:
@@ -266,7 +266,7 @@ class RecordSender:
 
     def _max_requests(self, leader: int) -> int:
         """Return the maximum number of requests in flight to ``leader``."""
-        # While one request opens the connection, more records can be appended to the other batches.
+        # The first request opens the connection; until then, the other batches wait and can take more records.
         connection = self._connections.get(leader)
         return MAX_IN_FLIGHT if connection is not None and connection.is_open else 1
 
@@ -407,7 +407,7 @@ def _content(batch: PendingBatch) -> memoryview:
 
 
 def _complete(tickets: Sequence[asyncio.Future[Published] | None], partition: TopicPartition, base_offset: int) -> None:
-    """Complete the tickets of a stored batch; a negative ``base_offset`` is unknown and is given to each record."""
+    """Complete the tickets of a stored batch; a negative ``base_offset``, for unknown, is the offset of each record."""
     step = 0 if base_offset < 0 else 1
     offset = base_offset
     for ticket in tickets:

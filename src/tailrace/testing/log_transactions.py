@@ -1,4 +1,4 @@
-"""Transactions of an app under test, whose records are added to the topics in memory at the commit.
+"""Transactions of an app under test; at a commit, their records are added to the topics, which are in memory.
 
 The code that decides when to open, commit and abort transactions is that of production.
 """

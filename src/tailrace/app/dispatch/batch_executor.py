@@ -49,7 +49,7 @@ class BatchExecutor(Executor[RunningBatch]):
 
         After the start of a batch, that is 0 until its handler suspends or ends.
         """
-        # Records that are decoded long before their handler runs have left the processor's cache by then.
+        # If records were decoded earlier, they would no longer be in the CPU's cache when their handler runs.
         return 0 if self._last_started is not None else super().room_of(partition)
 
     @property
@@ -58,13 +58,13 @@ class BatchExecutor(Executor[RunningBatch]):
         return self._batching.waiting > 0
 
     def hurry(self) -> None:
-        """Start incomplete batches, because no more records are delivered before all delivered records are finished."""
+        """Start incomplete batches; call this if no more records come before all delivered records are finished."""
         self._batching.hurry()
         self._start_due()
 
     @property
     def started_or_due(self) -> int:
-        """Number of records that run, wait for their next attempt, or start when their batch is due."""
+        """Number of records that run, wait for their next attempt, or wait in a batch with a due time."""
         started = sum(max(1, len(work.records)) for work in self._workers)
         return started if self._timer is None else started + self._batching.waiting
 
@@ -113,7 +113,7 @@ class BatchExecutor(Executor[RunningBatch]):
         if work.records and (failed := await self.attempt(work)):
             await self._recover(self, work, failed)
         self._batching.finish(work.queued)
-        # More records are read in the next iteration of the event loop. ``_ended`` would be one iteration later.
+        # Thus more records are read in the next iteration of the event loop; ``_ended`` is called one iteration later.
         self._allow_more_records(work)
 
     async def _call(self, work: RunningBatch) -> FailuresByIndex:

@@ -43,8 +43,8 @@ class ProcessPoolConsumer:
         partitions_per_worker: number of partitions per process; takes precedence over ``workers``.
         layout: ``"group"`` or ``"assigned"``. With ``"group"``, the default if ``group_id`` is set, each process is a
             member of the group, and a restarted process gets its partitions back. With ``"assigned"``, the default
-            without ``group_id``, this process assigns the partitions evenly to the processes, which join no group, and
-            commits offsets for ``group_id`` if it is set.
+            without ``group_id``, the processes join no group: this process assigns the partitions evenly to them, and
+            commits the offsets for ``group_id`` if it is set.
         options: options of ``Consumer``; ``hooks`` are called in this process, with events about the processes.
 
     Raises:
@@ -241,7 +241,7 @@ class ProcessPoolConsumer:
     def health(self) -> Health:
         """Return the health of the processes.
 
-        A process that keeps dying is degraded; if it was never ready, it is starting.
+        The status of a process that keeps dying is "degraded", or "starting" if the process was never ready.
         """
         readers = self._readers
         if readers is not None and readers.failure is not None:

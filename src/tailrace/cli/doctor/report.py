@@ -24,10 +24,7 @@ __all__ = ["JsonReport", "TextReport"]
 _LABEL_WIDTH = 10
 _MAX_WIDTH = 100
 _MAX_IN_FULL = 5
-"""Maximum number of findings of one check and level that are printed in full.
-
-It is 1 for checks of topics, except for problems.
-"""
+"""Maximum number of findings of one check and level that are printed in full; of warnings about topics, only one is."""
 _MAX_NAMED = 4
 """Maximum number of other findings whose subjects are named."""
 _LABELS = {Level.OK: "OK", Level.SKIPPED: "skipped", Level.WARNING: "warning", Level.PROBLEM: "problem"}

@@ -2,11 +2,11 @@
 
 ``Commits`` takes a snapshot of the partitions when a commit is sent. The response changes the state of a partition
 (``Position``) only if the partition is still in the assignment epoch of the snapshot. The *finished offset* of a
-partition is the offset to commit: the lowest offset that is not finished.
+partition is the offset to commit: all records below it are finished.
 
 A commit contains the offset map (``core.offset_map``), which lists the records finished after the committed offset. A
 commit is also due if only the map has changed, for example while one record takes long. The user's text belongs to the
-offset with which it was committed, and is committed again while the offset does not change.
+offset with which it was committed: it is repeated in each later commit of the same offset.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class CommitSnapshot:
 
     offsets: Mapping[TopicPartition, CommitOffset]
     epochs: Mapping[TopicPartition, int]
-    """Assignment epoch of each partition that was assigned."""
+    """Assignment epoch of each assigned partition; each assignment, seek and reset begins another epoch."""
     assignments: Mapping[TopicPartition, int]
-    """Number of the assignment of each partition that was assigned; unlike the epoch, a seek does not change it."""
+    """Number that identifies the assignment of each assigned partition; seeks and resets do not change it."""
     notes: Mapping[TopicPartition, CommitNote] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -69,9 +69,10 @@ class Commits:
         self._max_bytes, self._writer = max_bytes, writer
 
     def snapshot(self, partitions: Iterable[TopicPartition] | None = None) -> CommitSnapshot:
-        """Return the finished offsets and offset maps of ``partitions`` that are not committed yet.
+        """Return the finished offsets and offset maps that are not committed yet.
 
-        If ``partitions`` is None, they are those of all partitions.
+        Args:
+            partitions: partitions to commit; None for all partitions.
         """
         among = self.positions if partitions is None else self.positions.of(partitions)
         due = [position for position in among if position.is_commit_due or self._is_map_due(position)]
@@ -154,7 +155,8 @@ class Commits:
     ) -> None:
         """Note that the broker has stored the offsets of ``partitions``.
 
-        For partitions in ``without_text``, the broker has stored no metadata.
+        For partitions in ``without_text``, it has stored only the offset, because the metadata was too large. Their
+        offset maps count as committed nevertheless, so that they are not committed again and again.
         """
         for position in self.positions.of(partitions):
             entry = snapshot.offsets[position.partition]
