@@ -328,7 +328,7 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     Default: 4_096. Minimum: 0.
     """
     on_metadata_too_large: OnMetadataTooLarge
-    """Action if the broker refuses the metadata given to ``commit()`` as too large.
+    """Action if the metadata given to ``commit()`` is larger than the broker accepts.
 
     ``"raise"`` raises ``BrokerError``, ``"blank"`` commits the offset without the metadata.
 
@@ -443,7 +443,7 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     Default: None. Minimum: 1. Can be changed by ``reconfigure``.
     """
     when_timed_out: WhenTimedOut
-    """Action of a loop after ``consumer_timeout_ms``: ``"raise"`` an error, or ``"stop"``.
+    """Action of ``async for`` after ``consumer_timeout_ms``: ``"raise"`` an error, or ``"stop"``.
 
     The error is ``ConsumerTimeoutError``. A call that is not a loop always raises it.
 

@@ -135,7 +135,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         offset_commit_callback=None: Function, plain or async, that is called with (offsets, error) after each commit.
         offset_commit_max_retries=None: Maximum number of retries of a commit; None retries until the commit's timeout.
         offset_metadata_max_bytes=4_096: Maximum size in bytes of the metadata that is committed with an offset.
-        on_metadata_too_large="raise": Action if the broker refuses the metadata given to commit() as too large.
+        on_metadata_too_large="raise": Action if the metadata given to commit() is larger than the broker accepts.
         isolation_level="read_uncommitted": "read_committed" delivers no records of aborted or open transactions.
         max_queued_records=2_000: Maximum number of decoded records that wait to be delivered.
         max_buffered_bytes=16_777_216: Maximum size in bytes of fetched data that is not decoded yet.
@@ -153,7 +153,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         value_deserializer=None: Function that decodes the bytes of a value; it is not called if the value is null.
         on_deserialize_error="raise": Action if a record cannot be decoded: "raise" an error, or "skip" the record.
         consumer_timeout_ms=None: Time in milliseconds to wait for a record; None for no limit.
-        when_timed_out="raise": Action of a loop after consumer_timeout_ms: "raise" an error, or "stop".
+        when_timed_out="raise": Action of async for after consumer_timeout_ms: "raise" an error, or "stop".
         start_timeout_ms=20_000: Maximum time in milliseconds for which start() tries to reach the cluster.
         stop_timeout_ms=20_000: Maximum duration in milliseconds of stop(), even if no broker answers.
         default_api_timeout_ms=60_000: Maximum duration in milliseconds of a call such as commit(), retries included.
