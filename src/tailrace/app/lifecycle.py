@@ -47,13 +47,13 @@ _HOOKS_DEADLINE = 0.75
 _LATE_HOOKS_TIME = 0.025
 """Time that is divided equally among the stop hooks.
 
-A hook that is called near or after ``_HOOKS_DEADLINE`` may run for its part of this time before it is canceled. Each
-canceled hook has its part of this time to clean up.
+A hook may run at least for its part of this time, even after ``_HOOKS_DEADLINE``, before it is canceled. A canceled
+hook has as much time again to clean up.
 """
 _LATE_PROVIDER_TIME = 0.05
-"""Minimum time to close each provider, even after ``_ORDERLY_DEADLINE``."""
+"""Minimum time to close the provider of each app-scoped dependency, even after ``_ORDERLY_DEADLINE``."""
 _ORDERLY_DEADLINE = 0.8
-"""End of the orderly stop, at which everything that still runs is canceled."""
+"""End of the orderly stop, at which everything else that still runs is canceled."""
 _MAX_PAUSE_MS = 10_000
 """Maximum pause in milliseconds between two attempts to reach a broker."""
 
@@ -199,7 +199,7 @@ class AppRun:
         supervisor.ready.set()
 
     def _report_failure(self, error: BaseException) -> None:
-        """Set ``failure``, and emit an event if ``start()`` has returned; otherwise, ``start()`` raises the failure."""
+        """Set ``failure``; emit an event if ``App.start()`` has returned, because otherwise it raises the failure."""
         causes: Iterable[BaseException | None] = [error]
         if isinstance(error, asyncio.CancelledError):
             # SystemExit in a handler makes asyncio cancel all tasks, including this task.
@@ -327,7 +327,8 @@ class AppRun:
         results: list[BaseException | None] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._at(_LEAVE_DEADLINE)):
-                # Unlike a task group, gather passes every cancellation on, not only the first.
+                # A second cancellation of the stop must reach the groups, too: gather passes it on, a task group does
+                # not.
                 results = await asyncio.gather(*map(stop_group, groups), return_exceptions=True)
         for error in results:
             if error is not None:

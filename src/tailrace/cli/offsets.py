@@ -28,8 +28,8 @@ Run `tailrace offsets ACTION --help` for the options of an action.
 _SHOW = """\
 Show a group's committed offsets and the metadata of the commits.
 
-The column "finished after" counts the records after the committed offset that
-are already finished. If the group uses an App with order_by="key" or
+The column "finished after" (with --json: finished_beyond) counts the records
+after the committed offset that are already finished. If the group uses an App with order_by="key" or
 order_by="none", or a Consumer with ack="manual", the metadata lists these
 records, and the next member that is assigned the partition does not handle them
 again.
@@ -72,8 +72,8 @@ Delete a group's committed offsets of topics or partitions. Without --execute,
 only list the offsets.
 
 The group then starts these partitions at its auto_offset_reset. If a live
-member is subscribed to one of the topics, deleting fails; stop the members that
-read the topic first.
+member is subscribed to one of the topics, deleting fails: first stop the members
+that read the topic.
 """
 
 _DELETE_EPILOG = """\
@@ -143,7 +143,7 @@ def _add_targets(parser: argparse.ArgumentParser) -> None:
         "--by-duration",
         type=parse_duration,
         metavar="TIME",
-        help="first record of the last TIME, such as 90s, 1h30m, PT1H or P1D",
+        help="first record that is not older than TIME, such as 90s, 1h30m, PT1H or P1D",
     )
     target.add_argument(
         "--shift-by", type=_shift, metavar="N", help="committed offset plus N; a negative N moves backward"

@@ -75,7 +75,7 @@ _OTHERS: Mapping[str, str] = {
 }
 
 NAMES_BY_CLIENT: Mapping[str, Mapping[str, str]] = {"Java": _JAVA, "librdkafka": _LIBRDKAFKA, "aiokafka": _AIOKAFKA}
-"""Names of options by client, mapped to tailrace's names; only those that differ by more than dots."""
+"""Names of options by client, mapped to tailrace's names; without names like ``group.id``, where only dots differ."""
 
 OTHER_SPELLINGS: Mapping[str, str] = {**_OTHERS, **_AIOKAFKA, **_LIBRDKAFKA, **_JAVA}
 """Names of options in other clients, normalized to lower case and underscores, mapped to tailrace's names."""

@@ -67,9 +67,9 @@ def returning_failures(call: BatchCall, prepared: PreparedHandler, where: str) -
 
 
 def raising_if_all_fail(call: BatchCall) -> BatchCall:
-    """Return a call that raises an error if all records fail, so that the messages of the call are dropped.
+    """Return a call that raises an error if all records fail, so that nothing that the handler published is sent.
 
-    If only some records fail, the messages are published, because they are the results of the other records.
+    If only some records fail, it is sent, because it contains the results of the other records.
     """
 
     async def call_raising_if_all_fail(records: list[Record]) -> FailuresByIndex:
@@ -120,5 +120,5 @@ def _failures_named_by(error: PartialFailureError, count: int, where: str) -> Fa
 
 
 def _unchecked_entries(error: PartialFailureError) -> Iterable[tuple[object, object]]:
-    """Return the entries of the handler's mapping, whose declared types the handler may have ignored."""
+    """Return the entries of ``error.failed`` as objects: the handler may have used other types than declared."""
     return error.failed.items()

@@ -42,7 +42,7 @@ class ConsumerMembership:
         on_failure: called with the error that ends the membership.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part of the consumer that an assignment changes
+    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part of the consumer that it uses
         self,
         config: ConsumerConfig,
         cluster: Cluster,
@@ -97,7 +97,7 @@ class ConsumerMembership:
         return is_current
 
     def metadata_changed(self) -> None:
-        """Update the topics that match the pattern, and report the partition counts in new cluster metadata."""
+        """Update the topics that match the pattern, and report partition counts; call this after a metadata refresh."""
         topology = self._cluster.topology
         if self._pattern is not None and not isinstance(self._pattern, BrokerPattern):
             matching = topology.matching(self._pattern)

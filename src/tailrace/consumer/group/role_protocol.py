@@ -1,8 +1,8 @@
 """Group protocol of a ``GroupRole``: protocol type, member data and assigned states are the user's.
 
-The state machine of a member (``core.group.classic.member``) handles partitions. The state machine of each member with
-a role therefore gets one placeholder partition, from the sync until the next rebalance. The user's data does not pass
-through the state machine.
+The state machine of a member (``core.group.classic.member``) needs partitions, and a role has none. It therefore gets
+one placeholder partition, from the sync until the next rebalance. The user's data does not pass through the state
+machine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Generation(NamedTuple):
 
 
 class GroupRole(Protocol):
-    """Role of a GroupMember; implemented by the user.
+    """Behavior of a ``GroupMember``: its member data, assignments and reactions; implemented by the user.
 
     A role may also have a method ``on_rebalance(generation)``, which is called when a generation ends for this member,
     before the member joins another.
@@ -73,7 +73,7 @@ class GroupRole(Protocol):
 
 
 class RoleProtocol:
-    """Embedded protocol of a role.
+    """Group protocol of a role.
 
     Raises:
         ConfigurationError: the role lacks an attribute, or offers no protocol.
@@ -101,7 +101,7 @@ class RoleProtocol:
         return tuple(JoinGroupProtocol(name, data) for name, data in self._protocols())
 
     def joined(self, answer: JoinGroupResponse) -> GroupEvent:
-        """Return the event of the join, and store the answer for ``shares``."""
+        """Return the event of the join, and store the answer for the method ``shares``."""
         self._answer, protocol = answer, answer.protocol_name or ""
         if answer.leader != answer.member_id:
             return JoinedAsFollower(answer.member_id, answer.generation_id, protocol)

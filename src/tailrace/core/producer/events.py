@@ -99,7 +99,7 @@ class TransactionEvent:
 
 @dataclass(frozen=True, slots=True)
 class CompletePendingWork(TransactionEvent):
-    """A call requests what a transaction needs first: a producer id, or the end of the previous transaction."""
+    """A call requests what is missing before a transaction can begin: a producer id, or the previous one's end."""
 
     within_s: float
 
@@ -150,7 +150,7 @@ class RecordsDelivered(TransactionEvent):
     """All records of the transaction are stored."""
 
     needs_new_epoch: bool
-    """True if a request without an answer may still bring a second copy of a batch that is stored already."""
+    """True if an unanswered request may still reach the broker with a second copy of a stored batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ class SendAddPartitions:
 
 @dataclass(frozen=True, slots=True)
 class DeliverRecords:
-    """Wait until all records are stored, or until a record has failed or needs a new partition."""
+    """Wait until all records are stored, a record has failed, or one needs a partition to be added."""
 
     timeout_s: float
 

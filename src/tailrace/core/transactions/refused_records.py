@@ -1,9 +1,10 @@
 """Records whose results or dead letters were too large for their topic.
 
-A broker refuses a batch without naming the record, so transactions are halved until one contains a single record. When
-that record is delivered again, it fails instead of publishing its result. If its dead letter was refused, the next
-shorter form of the dead letter is published. The refusals are forgotten when the record is committed, its partition is
-revoked, or the record is to be retried later, because the topic may allow larger records by then.
+A broker refuses a batch without naming the record. Refused transactions are therefore repeated in halves, until a
+refused transaction contains a single record. When that record is delivered again, it fails instead of publishing its
+result. If its dead letter is refused, too, a shorter form of the dead letter is published. The refusals are forgotten
+when the record is committed and when its partition is revoked. They are also forgotten if the record is to be retried
+later, because the topic may allow larger records by then.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class RefusedRecords:
         return () if found is None else found.dead_letter_errors
 
     def forget_record(self, partition: TopicPartition, offset: int) -> None:
-        """Forget the refusals of a record, so that its result is published again."""
+        """Forget the refusals of a record, so that another attempt may publish its result."""
         self._records.pop((partition, offset), None)
 
     def forget_committed(self, offsets: Mapping[TopicPartition, int]) -> None:

@@ -1,8 +1,8 @@
 """Range and round-robin assignors.
 
-An assignor takes the members, the partition count of each topic and the racks of each partition's replicas, and returns
-the partitions of each member. The results equal those of Java's ``RangeAssignor`` and ``RoundRobinAssignor``, so that
-any client may lead a mixed group.
+An assignor takes the members and the partition count of each topic, and optionally the racks of each partition's
+replicas, and returns the partitions of each member. The results equal those of Java's ``RangeAssignor`` and
+``RoundRobinAssignor``, so that any client may lead a mixed group.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def range_assignor(
 
     If racks make a difference (KIP-881), members first get partitions with a replica in their rack. A partition number
     of co-partitioned topics is assigned in this way only if each of the topics has such a replica. The remaining
-    partitions are then assigned in runs. The numbers of partitions that two subscribers get of a topic differ by at
-    most one.
+    partitions are then assigned in runs. How many partitions of a topic two subscribers get differs by at most
+    one.
     """
     ranked = sorted(members, key=lambda member: member.rank)
     co_partitioned: dict[tuple[int, tuple[int, ...]], list[str]] = {}

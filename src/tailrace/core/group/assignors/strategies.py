@@ -190,7 +190,7 @@ def _error_of(strategy: Strategy, fault: str) -> RebalanceError:
 
 
 def _with_lists(result: object) -> object:
-    """Return ``result`` with a list in place of each iterable, which may be the user's generator and raise an error."""
+    """Return ``result`` with lists in place of iterables: a generator of the user's assignor raises its error here."""
     if not isinstance(result, Mapping):
         return result
     return {member: list(ones) if isinstance(ones, Iterable) else ones for member, ones in result.items()}
