@@ -27,8 +27,8 @@ from tailrace.app.failures.reject import Reject
 from tailrace.app.handlers import Handler
 from tailrace.app.publish.encoding import results_in
 from tailrace.app.publish.results import (
+    BatchTrace,
     ResultPublisher,
-    batch_span,
     result_trace,
     with_record_trace,
     with_span_as_trace,
@@ -147,7 +147,7 @@ def _publishing(call: UnitCall, publish_result: PublishResult) -> UnitCall:
 
 def _publishing_batch(call: UnitCall, results: ResultPublisher, where: str, *, has_middleware: bool) -> UnitCall:
     async def call_and_publish(records: list[Record]) -> None:
-        with batch_span() as trace_of:
+        with BatchTrace() as trace:
             # Middleware may change the list that it receives, so it receives a copy.
             returned = await call(list(records) if has_middleware else records)
             if returned is None or (returned := await resolve_result(returned, where)) is None:
@@ -158,7 +158,7 @@ def _publishing_batch(call: UnitCall, results: ResultPublisher, where: str, *, h
             is_one_each = len(items) == len(records)
             headers = (record.headers for record in records) if is_one_each else itertools.repeat(())
             # The batch is finished only after the acknowledgment, so no offset is committed before its results.
-            await results.publish(zip(items, map(trace_of, headers), strict=False))
+            await results.publish(zip(items, map(trace.of, headers), strict=False))
 
     return call_and_publish
 

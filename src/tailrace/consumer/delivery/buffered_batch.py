@@ -32,7 +32,7 @@ _INLINE_PACKED_BYTES = _INLINE_BYTES // 4
 """Compressed size above which a thread decompresses the batch, without an attempt in the event loop."""
 
 _SMALL_BYTES = 16_384
-"""Maximum size of a batch that shares a slice with the batch before it."""
+"""Maximum size of an entry with several batches, and of a compressed batch that shares a slice with earlier ones."""
 
 # The executor starts no thread before the first large batch.
 _THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tailrace-decompress")
@@ -128,11 +128,14 @@ class BufferedBatch:
         return self._batch is not None and self._error is None and self._batch.is_compressed
 
     @property
-    def is_small(self) -> bool:
-        """True if the cost of a slice of this entry alone would be high for the number of its records."""
+    def can_share_slice(self) -> bool:
+        """True if records of this entry may be added to a slice that begins with records of the entry before.
+
+        A large compressed batch is decompressed only for a slice of its own, which takes time.
+        """
         if self._error is not None or self.is_decompressing:
             return False
-        return self.size <= _SMALL_BYTES
+        return not self.is_compressed or self.size <= _SMALL_BYTES
 
     @property
     def plain_bytes(self) -> int:

@@ -161,11 +161,11 @@ class SliceReader:
             columns.add_records(records)
         found = RecordSlice(position, records, end, buffered.leader_epoch, None if is_used_up else buffered)
         if is_used_up and columns is None and self._gaps is None:
-            self._add_small_batches(found, count, is_wanted)
+            self._add_following(found, count, is_wanted)
         return found
 
-    def _add_small_batches(self, found: RecordSlice, count: int, is_wanted: PartitionPredicate) -> None:
-        """Add records of the small batches that follow the last batch of a slice, until it has ``count`` records.
+    def _add_following(self, found: RecordSlice, count: int, is_wanted: PartitionPredicate) -> None:
+        """Add records of the batches that follow the last batch of a slice, until it has ``count`` records.
 
         Each slice has a fixed cost. If producers send batches of few records, this would be a cost per record.
         """
@@ -174,7 +174,7 @@ class SliceReader:
             found.buffered is None
             and len(records) < count
             and (following := self._buffer.head(position.partition)) is not None
-            and following.is_small
+            and following.can_share_slice
             and following.leader_epoch == found.leader_epoch
         ):
             if following.is_compressed and not (
