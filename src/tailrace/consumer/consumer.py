@@ -57,9 +57,8 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
 
     ``async with Consumer("orders", bootstrap_servers="localhost:9092", group_id="billing") as orders`` starts and stops
     the consumer; ``async for record in orders`` reads records. A record is finished when the next one is polled. If the
-    consumer is stopped before, for example because the loop has raised, the record in flight is not finished, and is
-    delivered again after a restart (at least once). With ``ack="manual"``, a record is finished by ``ack(record)``. Any
-    task may call it, for records in any order.
+    consumer stops before, for example because the loop has raised, the record is delivered again after a restart (at
+    least once). With ``ack="manual"``, ``ack(record)`` finishes a record, in any order and from any task.
 
     ``value_deserializer=`` and ``key_deserializer=`` set the types of values and keys: with a deserializer that returns
     an ``Order``, ``Consumer("orders", value_deserializer=…)`` is a ``Consumer[bytes, Order]``.
@@ -207,9 +206,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         self._reader, self._polled = runtime.reader, runtime.reader.delivery.polled
 
     async def stop(self, *, commit: bool = True) -> None:
-        """Leave the group and close all connections, within ``stop_timeout_ms``.
-
-        With automatic commits, finished records are committed before.
+        """Commit finished records if commits are automatic, and disconnect, all within ``stop_timeout_ms``.
 
         Canceling this call ends the consumer at once; records that were not committed are delivered again.
 
@@ -332,9 +329,8 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         null) and headers (a list of structs of key and value), one row for each record. The rows of one partition are
         in order; rows of several partitions may alternate. No ``Record`` objects are created.
 
-        ``max_records`` and ``max_wait_ms`` limit a batch as in ``batches()``, and its size is limited to about 1 GiB.
-        A batch is finished when the next one is polled, or by ``ack(table)``; with ``ack="manual"``, only by
-        ``ack(table)``.
+        ``max_records`` and ``max_wait_ms`` limit a batch as in ``batches()``; it also ends at about 1 GiB. A batch is
+        finished when the next one is polled, or by ``ack(table)``; with ``ack="manual"``, only by ``ack(table)``.
 
         Raises:
             ConsumerStateError: not started, or stopped.
@@ -505,8 +501,8 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
         """Seek to the offsets at which a restarted consumer would begin, and return these offsets.
 
-        These are the group's committed offsets; a partition without a committed offset begins at the start point of
-        ``auto_offset_reset``. The call first waits for a commit in flight to end.
+        A partition without a committed offset begins at the start point of ``auto_offset_reset``. The call first waits
+        for a commit in flight to end.
 
         Raises:
             ConsumerStateError: not started, stopped, without a group, or a partition is not assigned.
@@ -557,10 +553,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         await self._started.subscription.assign(partition_specs(partitions, default_start(at, tail), start_of))
 
     async def unsubscribe(self) -> None:
-        """Leave the group or drop the assignment, so that nothing is read any more.
-
-        With automatic commits, finished records are committed before.
-        """
+        """Commit finished records if commits are automatic, then leave the group or drop the assignment."""
         await self._started.subscription.unsubscribe()
         self._lifecycle.topics, self._lifecycle.pattern = frozenset(), None
 
@@ -582,9 +575,8 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
             raise ConsumerStateError(
                 "a rebalance callback cannot await assigned(), which waits for the callback - call it in another task"
             )
-        await runtime.wait_for_first_assignment(
-            runtime.config.default_api_timeout_ms if timeout_ms is None else timeout_ms
-        )
+        timeout_ms = runtime.config.default_api_timeout_ms if timeout_ms is None else timeout_ms
+        await runtime.wait_for_first_assignment(timeout_ms)
         return self.assignment()
 
     # ---- flow --------------------------------------------------------------------------------------------------

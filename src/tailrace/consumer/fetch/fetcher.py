@@ -26,7 +26,7 @@ from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.deserializers import make_deserializers
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.consumer.fetch.batch_limits import size_error
+from tailrace.consumer.fetch.batch_limits import fault_of, size_error
 from tailrace.consumer.fetch.fetch_loop import FetchConnection, FetchLoop
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.backoff import Backoff
@@ -508,26 +508,11 @@ class Fetcher:
         for batch in batches:
             if batch.next_offset <= (position.fetched or 0):
                 continue
-            if (fault := self._fault_of(batch)) is not None:
+            if (fault := fault_of(self._config, batch)) is not None:
                 self._handle_corrupt(position, fault, batch.next_offset)
                 return
             self._corrupt.pop(position.partition, None)
             yield batch
-
-    def _fault_of(self, batch: RecordBatch) -> str | None:
-        """Return the reason why ``batch`` cannot be read; None if it can be read.
-
-        The marker of a control batch is decoded, too, so that ``visible`` can read it without an error.
-        """
-        # The checksum is verified before any byte that it covers is interpreted.
-        if self._config.check_crcs and not batch.checksum_holds():
-            return "the checksum of the batch is wrong"
-        if batch.is_control:
-            try:
-                batch.is_abort_marker()
-            except MalformedMessageError as error:
-                return str(error)
-        return None
 
     def _handle_corrupt(self, position: Position, reason: str, next_offset: int | None = None) -> None:
         """Fetch a corrupt batch again, because the network may have damaged it; after three attempts, deliver an error.
