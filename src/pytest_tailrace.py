@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def kafka_server(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
-    """Yield a started broker that all tests of the session share; each test must use topics and groups of its own."""
+    """Start a real broker that all tests of the session share; each test must use topics and groups of its own."""
     from tailrace.testing import KafkaNotAvailableError, KafkaServer  # noqa: PLC0415 - only if the fixture is used
 
     server = KafkaServer()
@@ -49,7 +49,7 @@ def kafka_server(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
 
 @pytest.fixture
 def kafka_cluster(pytestconfig: pytest.Config) -> Iterator[Callable[..., KafkaCluster]]:
-    """Yield a function that starts a cluster, such as ``kafka_cluster(brokers=3)``; clusters stop after the test.
+    """Return a function that starts a cluster, such as ``kafka_cluster(brokers=3)``; clusters stop after the test.
 
     The arguments are those of ``KafkaCluster``.
     """
