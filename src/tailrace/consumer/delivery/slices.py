@@ -169,10 +169,10 @@ class SliceReader:
 
         Each slice has a fixed cost. If producers send batches of few records, this would be a cost per record.
         """
-        position, records = found.position, list(found.records)
+        position, added = found.position, list[Record]()
         while (
             found.buffered is None
-            and len(records) < count
+            and (wanted := count - len(found.records) - len(added)) > 0
             and (following := self._buffer.head(position.partition)) is not None
             and following.can_share_slice
             and following.leader_epoch == found.leader_epoch
@@ -181,7 +181,6 @@ class SliceReader:
                 self._decompressed.has_room(is_wanted) and self._prepare(position, following)
             ):
                 break
-            wanted = count - len(records)
             try:
                 taken = following.take(position, wanted)
             except TailraceError:
@@ -191,8 +190,9 @@ class SliceReader:
                 found.end = following.next_offset
             else:
                 found.buffered, found.end = following, taken[-1].offset + 1
-            records += self._maps.without_finished(position, taken)
-        found.records = records
+            added += self._maps.without_finished(position, taken)
+        if added:
+            found.records = [*found.records, *added]
 
     def _remove_first_batch(self, partition: TopicPartition) -> None:
         self._buffer.pop(partition)
