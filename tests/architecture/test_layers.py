@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path, PurePosixPath
 
 # From the top down; packages on one line do not import each other. `__init__` is that of tailrace.
@@ -28,8 +28,6 @@ LAYERS = [
     {"_native"},
 ]
 HEIGHT = {package: len(LAYERS) - number for number, packages in enumerate(LAYERS) for package in packages}
-
-MOST_MODULES = 15
 
 IMPURE = {
     "aiokafka",
@@ -127,13 +125,6 @@ def test_no_folder_imports_in_a_circle(modules):
 def child_of(folder: str, name: str) -> str | None:
     """Return the subfolder or module of ``folder`` that contains the module ``name``."""
     return name[len(folder) + 1 :].partition(".")[0] if name.startswith(f"{folder}.") else None
-
-
-def test_no_folder_is_too_wide_to_read(modules):
-    """A folder has at most fifteen modules."""
-    widths = Counter(module.name.rpartition(".")[0] for module in modules if not module.is_package)
-
-    assert {folder: width for folder, width in widths.items() if width > MOST_MODULES} == {}
 
 
 def test_class_names_are_unique(modules):
