@@ -7,13 +7,31 @@ instances are created in C.
 
 from __future__ import annotations
 
-from typing import dataclass_transform
+import functools
+from collections.abc import Callable
+from typing import Any, dataclass_transform
 
 import msgspec
 
-__all__ = ["Value"]
+__all__ = ["Value", "robust_repr"]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Value(msgspec.Struct, frozen=True):
     """Immutable value, compared by its fields; subclasses declare fields as in a dataclass."""
+
+
+def robust_repr(method: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Decorate a ``__repr__`` to return a text, too, for an object whose constructor has raised.
+
+    Programs that report errors show the local variables of a traceback, such as ``self`` of a constructor.
+    """
+
+    @functools.wraps(method)
+    def shown(self: object) -> str:
+        try:
+            return method(self)
+        except AttributeError:
+            return f"<{type(self).__name__} not constructed>"
+
+    return shown

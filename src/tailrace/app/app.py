@@ -52,6 +52,7 @@ from tailrace.observe.statistics import AppStatistics
 from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Published
 from tailrace.signals import handle_signals
+from tailrace.values import robust_repr
 
 __all__ = ["App"]
 
@@ -187,6 +188,7 @@ class App(Handlers):
         self._config: ConsumerConfig | None = None
         self.configure(**remaining)
 
+    @robust_repr
     def __repr__(self) -> str:
         state = "new" if self._supervisor is None else "started"
         return f"<App of {len(self.declared)} handlers group={self._options.get('group_id')} {state}>"

@@ -45,6 +45,7 @@ from tailrace.records import (
     TopicPartition,
     ValueT_co,
 )
+from tailrace.values import robust_repr
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -181,6 +182,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         self._polled: PolledRecords | UnstartedReader = UnstartedReader()
         self._streams: Streams | None = None
 
+    @robust_repr
     def __repr__(self) -> str:
         return f"<Consumer {self._lifecycle}>"
 

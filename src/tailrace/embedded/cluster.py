@@ -43,6 +43,7 @@ from tailrace.embedded.topic_admin import TopicAdmin, new_topic
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerError, ConfigurationError, KafkaNotAvailableError, KafkaServerError, broker_error
 from tailrace.extras import install_hint
+from tailrace.values import robust_repr
 
 __all__ = ["EXTERNAL_BROKERS", "EmbeddedCluster"]
 
@@ -103,6 +104,7 @@ class EmbeddedCluster:
         self._process_id = os.getpid()
         self._admin = TopicAdmin(self._internal_addresses)
 
+    @robust_repr
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.version} {list(self.nodes) or self._external or 'not started'}>"
 

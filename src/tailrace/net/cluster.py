@@ -49,6 +49,7 @@ from tailrace.protocol.metadata import (
     MetadataTopic,
 )
 from tailrace.records import TopicPartition
+from tailrace.values import robust_repr
 
 __all__ = ["Cluster"]
 
@@ -71,8 +72,8 @@ class Cluster:
         self.config = config
         self.topology = ClusterMetadata(hides_internal=config.exclude_internal_topics)
         self._observer = observer or Observer()
-        self._dialer = Dialer(config)
         self._brokers: dict[int, Broker] = {}
+        self._dialer = Dialer(config)
         self._coordinators: dict[str, int] = {}
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._refresh_lock = asyncio.Lock()
@@ -86,6 +87,7 @@ class Cluster:
         """Topics of ``watch`` by owner; None for all."""
         self._is_closed = False
 
+    @robust_repr
     def __repr__(self) -> str:
         return f"<Cluster {self.topology.cluster_id} {list(self._brokers.values())}>"
 

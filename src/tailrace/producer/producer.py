@@ -19,6 +19,7 @@ from tailrace.producer.partitions import PartitionResolver
 from tailrace.producer.publisher import Published
 from tailrace.producer.record_sender import RecordSender
 from tailrace.producer.runtime import ProducerRuntime, new_cluster
+from tailrace.values import robust_repr
 
 __all__ = ["Producer"]
 
@@ -73,6 +74,7 @@ class Producer:
         self._new_content = partial(BatchWriter, max_batch_bytes, compression, is_transactional=False)
         self._running: ProducerRuntime | None = None
 
+    @robust_repr
     def __repr__(self) -> str:
         state = "not started" if self._running is None else repr(self._running.sender)
         return f"<Producer {','.join(self._config.bootstrap_servers)} {state}>"

@@ -21,6 +21,7 @@ from tailrace.core.processes.worker_plan import check_count
 from tailrace.errors import ConfigurationError, ConsumerStateError
 from tailrace.observe.hooks import Hook, Observer
 from tailrace.records import Record
+from tailrace.values import robust_repr
 
 __all__ = ["ProcessPoolConsumer"]
 
@@ -87,6 +88,7 @@ class ProcessPoolConsumer:
         self._wakeup: AutoResetEvent | None = None
         self._is_waiting = self._is_stopped = False
 
+    @robust_repr
     def __repr__(self) -> str:
         state = "stopped" if self._is_stopped else "new" if self._readers is None else "started"
         return f"<ProcessPoolConsumer {', '.join(self._plan.topics)} group={self._plan.config.group_id} {state}>"

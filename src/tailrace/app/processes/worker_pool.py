@@ -33,6 +33,7 @@ from tailrace.observe.hooks import Hook, Observer
 from tailrace.observe.log_format import LogFormat
 from tailrace.observe.statistics import PoolStatistics
 from tailrace.signals import handle_signals
+from tailrace.values import robust_repr
 
 __all__ = ["WorkerPool", "WorkerSpec"]
 
@@ -116,6 +117,7 @@ class WorkerPool:
         self._supervisor: Supervisor | None = None
         self._failure: TailraceError | None = None
 
+    @robust_repr
     def __repr__(self) -> str:
         state = "new" if self._supervisor is None else "started"
         return f"<WorkerPool of {len(self._processes)} for {self._spec['app']} {state}>"

@@ -56,6 +56,7 @@ from tailrace.producer.transactional.settings import ABORT_S, check_options, set
 from tailrace.protocol.committed_offsets import CommitOffset
 from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import OffsetAndMetadata, TopicPartition
+from tailrace.values import robust_repr
 
 __all__ = ["TransactionalProducer"]
 
@@ -120,6 +121,7 @@ class TransactionalProducer:
         self._is_cause_unreported = False
         """True if ``_act_on_records`` got an error that no call has raised yet."""
 
+    @robust_repr
     def __repr__(self) -> str:
         return f"<TransactionalProducer {self._machine!r} {'not ' if self._running is None else ''}running>"
 

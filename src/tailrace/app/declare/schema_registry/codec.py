@@ -16,6 +16,7 @@ from tailrace.app.declare.schema_registry.schema import Schema
 from tailrace.app.declare.schema_registry.subjects import SubjectName, SubjectReader, subject_of
 from tailrace.config import refuse_inline_pem
 from tailrace.errors import ConfigurationError
+from tailrace.values import robust_repr
 
 __all__ = ["SchemaRegistry"]
 
@@ -113,6 +114,7 @@ class SchemaRegistry:
             SubjectReader(self._decoders, self._client, partial(self._subject_of, is_key)) for is_key in (False, True)
         )
 
+    @robust_repr
     def __repr__(self) -> str:
         return f"<SchemaRegistry {', '.join(self._client.urls)} format={self._format.kind.lower()}>"
 
