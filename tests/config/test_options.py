@@ -446,6 +446,17 @@ def test_an_invalid_address_is_refused(text):
         Consumer("orders", bootstrap_servers=["localhost:9092", text])
 
 
+@pytest.mark.parametrize(
+    "given", ["user:secret@kafka:9092", "kafka://user:secret@kafka:9092", "secret@kafka:9092", "a@secret@kafka"]
+)
+def test_credentials_in_an_address_are_not_shown(given):
+    """An address with credentials, as in a URL, is refused without repeating them."""
+    with pytest.raises(ConfigurationError, match=r"\*\*\*@kafka") as raised:
+        resolve({"bootstrap_servers": given})
+
+    assert "secret" not in str(raised.value)
+
+
 @given(st.text())
 def test_any_text_is_an_address_or_is_refused(text):
     """Any text is parsed to host and port, or raises ConfigurationError."""
