@@ -45,7 +45,7 @@ Each message says what is wrong and what to do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from tailrace.error_codes import RETRIABLE, ErrorCode, name_of
 
@@ -148,7 +148,7 @@ class BrokerError(TailraceError):
         detail: description of the request that failed, or of the topic, partition or group.
     """
 
-    advice: ClassVar[str] = ""
+    advice: str = ""
 
     def __init__(self, code: int, detail: str = "") -> None:
         self.code: int = int(code)
@@ -159,9 +159,9 @@ class BrokerError(TailraceError):
         if self.advice:
             parts.append(f"- {self.advice}")
         super().__init__(" ".join(parts))
-        self._arguments = (self.code, detail)
+        self._arguments: tuple[object, ...] = (self.code, detail)
 
-    def __reduce__(self) -> tuple[type[BrokerError], tuple[int, str]]:
+    def __reduce__(self) -> tuple[type[BrokerError], tuple[object, ...]]:
         return type(self), self._arguments
 
 
@@ -184,9 +184,17 @@ class InvalidTopicError(BrokerError):
 
 
 class TopicAuthorizationFailedError(BrokerError):
-    """The principal lacks permission to read the topic."""
+    """The principal lacks a permission on the topic.
 
-    advice = "grant READ and DESCRIBE on the topic to this principal"
+    Attributes:
+        permission: operation that an ACL has to allow, such as ``READ`` or ``WRITE``, both of which include DESCRIBE.
+    """
+
+    def __init__(self, code: int, detail: str = "", permission: str = "READ") -> None:
+        self.permission: str = permission
+        self.advice = f"grant {permission} on the topic to this principal"
+        super().__init__(code, detail)
+        self._arguments = (self.code, detail, permission)
 
 
 class GroupAuthorizationFailedError(BrokerError):
@@ -466,13 +474,20 @@ _CLASSES: dict[int, type[BrokerError]] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: UnknownTopicError,
     ErrorCode.UNKNOWN_TOPIC_ID: UnknownTopicError,
     ErrorCode.INVALID_TOPIC_EXCEPTION: InvalidTopicError,
-    ErrorCode.TOPIC_AUTHORIZATION_FAILED: TopicAuthorizationFailedError,
     ErrorCode.GROUP_AUTHORIZATION_FAILED: GroupAuthorizationFailedError,
     ErrorCode.GROUP_ID_NOT_FOUND: UnknownGroupError,
     ErrorCode.INVALID_SESSION_TIMEOUT: InvalidSessionTimeoutError,
 }
 
 
-def broker_error(code: int, detail: str = "") -> BrokerError:
-    """Return a BrokerError for ``code``, of the subclass for this code if there is one."""
+def broker_error(code: int, detail: str = "", *, permission: str = "READ") -> BrokerError:
+    """Return a BrokerError for ``code``, of the subclass for this code if there is one.
+
+    Args:
+        code: error code of the protocol.
+        detail: description of what failed.
+        permission: operation on a topic that the request needs.
+    """
+    if code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+        return TopicAuthorizationFailedError(code, detail, permission)
     return _CLASSES.get(code, BrokerError)(code, detail)

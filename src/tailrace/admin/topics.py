@@ -168,4 +168,5 @@ async def _change(
     if result.error_code == ErrorCode.NOT_CONTROLLER:
         await cluster.refresh()
     if result.error_code not in {ErrorCode.NONE, already_done}:
-        raise broker_error(result.error_code, f"{name}: {result.error_message or 'refused'}")
+        permission = "CREATE" if already_done is ErrorCode.TOPIC_ALREADY_EXISTS else "DELETE"
+        raise broker_error(result.error_code, f"{name}: {result.error_message or 'refused'}", permission=permission)

@@ -100,7 +100,8 @@ class PartitionResolver:
         topology = self._cluster.topology
         known = topology.topics.get(topic)
         if known is None or not known.partitions:
-            raise broker_error(topology.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), topic)
+            code = topology.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            raise broker_error(code, topic, permission="WRITE")
         return known.partitions
 
 

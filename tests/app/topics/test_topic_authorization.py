@@ -131,6 +131,7 @@ async def test_a_record_waits_until_its_dead_letter_may_be_written(server, group
         await recorder.wait_for(RecordDeadLettered)
 
     assert "TOPIC_AUTHORIZATION_FAILED" in refused.error
+    assert "grant WRITE on the topic" in refused.error
     assert "may write" in refused.advice
 
 

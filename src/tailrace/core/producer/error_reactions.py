@@ -190,7 +190,8 @@ def error_of(code: int, request: TransactionRequestKind, detail: str = "") -> Ta
         )
     is_final = REACTIONS.reaction_to(code, request) in {TransactionReaction.FAIL, TransactionReaction.END_IF_UNKNOWN}
     outcome = "this producer cannot continue" if is_final else "the transaction was aborted"
-    refusal = broker_error(code, f"{detail or 'the transaction'}: {request} was refused")
+    permission = "READ" if request is TransactionRequestKind.COMMIT_OFFSETS else "WRITE"
+    refusal = broker_error(code, f"{detail or 'the transaction'}: {request} was refused", permission=permission)
     is_too_large = request is TransactionRequestKind.PRODUCE and code in _TOO_LARGE
     error_class = PublishTooLargeError if is_too_large else PublishError
     return error_class(f"{refusal} - {outcome}")

@@ -74,4 +74,4 @@ def publish_error(topic: str, code: int, detail: str = "") -> PublishError:
         return PublishTooLargeError(
             f"{topic}: {error} - raise {setting} of the topic, or publish smaller records", setting=setting
         )
-    return PublishError(f"{topic}: {broker_error(code, detail or 'refused by the broker')}")
+    return PublishError(f"{topic}: {broker_error(code, detail or 'refused by the broker', permission='WRITE')}")
