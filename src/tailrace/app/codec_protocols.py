@@ -24,7 +24,11 @@ Decode: TypeAlias = Callable[[Any], object]
 
 @runtime_checkable
 class Codec(Protocol):
-    """Codec whose decoding depends on the bytes only; ``decoder`` is called once for each type, when the app starts."""
+    """Codec whose decoding depends on the bytes only.
+
+    ``decoder`` is called once for each type, when the app starts. For values, it is not called for the type ``bytes``:
+    such handlers receive the bytes of the record unchanged.
+    """
 
     def decoder(self, annotation: Any, /) -> Decode: ...  # noqa: ANN401 - any type annotation
     def encode(self, value: Any, /) -> bytes: ...  # noqa: ANN401
@@ -34,8 +38,9 @@ class Codec(Protocol):
 class RecordCodec(Protocol):
     """Codec whose decoding depends on the record, such as on its topic or on a header that names a schema.
 
-    Both methods are plain functions. They are called neither for the type ``bytes`` nor for null values. An exception
-    of ``decode`` becomes a DecodeError of the record, except an OSError, such as from a registry that does not answer.
+    Both methods are plain functions, and are not called for null values. Nor is ``decode`` called for the type
+    ``bytes``. An exception of ``decode`` becomes a DecodeError of the record, except an OSError, such as from a
+    registry that does not answer.
     """
 
     def decode(self, data: bytes, annotation: Any, record: Record, /) -> object: ...  # noqa: ANN401

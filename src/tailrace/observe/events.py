@@ -763,7 +763,11 @@ class HandlerFailed(_HandlerEvent):
 
 
 class HandlerFailedPermanently(HandlerFailed):
-    """A record failed for good. Emitted instead of ``HandlerFailed`` for the last attempt; logged with a traceback."""
+    """A handler failed for a record, and no attempt is left or the error is not retried. Logged with a traceback.
+
+    Emitted once for each record, instead of ``HandlerFailed``. With ``on_failure="pause"``, the record is tried again
+    at intervals, and ``HandlerFailed`` is emitted for the failures of these attempts.
+    """
 
     level = logging.ERROR
     logged_exception: BaseException | None = None
@@ -797,9 +801,10 @@ class BatchFailed(_HandlerEvent):
 
 
 class BatchFailedPermanently(BatchFailed):
-    """Records of a batch failed for good. Emitted instead of ``BatchFailed``; logged with a traceback.
+    """For records of a batch, no attempt is left or the error is not retried. Logged with a traceback.
 
-    ``partition``, ``offset``, ``error`` and ``exception`` are those of the first record that failed for good.
+    Emitted once for each batch, instead of ``BatchFailed``. ``partition``, ``offset``, ``error`` and ``exception`` are
+    those of the first of these records.
     """
 
     level = logging.ERROR

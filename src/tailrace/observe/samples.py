@@ -33,8 +33,8 @@ def samples(found: Iterable[Statistics]) -> list[Sample]:
     """Return the samples of all statistics, one for each metric and combination of labels.
 
     Several objects may have the same labels, such as two consumers of a group in one process. Their values are merged:
-    of gauges that are 0 or 1, the lowest value is returned; of other values of partitions and of gauges in seconds, the
-    greatest; all other values are added.
+    of gauges that are 0 or 1, the lowest value is returned; of values of partitions, of gauges in seconds and of
+    metrics of kind "info", which are always 1, the greatest; all other values are added.
     """
     merged: dict[tuple[str, tuple[tuple[str, str], ...]], Sample] = {}
     for statistics in found:

@@ -38,7 +38,7 @@ class Work(Protocol):
 
     @property
     def leases(self) -> list[Lease]:
-        """Leases of ``records``."""
+        """Leases of ``records``, as far as they are in a queue: none for a record whose task has never suspended."""
 
 
 class Worker:

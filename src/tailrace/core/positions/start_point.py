@@ -97,7 +97,11 @@ class StartPoint:
 
 
 def shares_of(total: int, parts: int) -> list[int]:
-    """Divide ``total`` into ``parts`` shares; the first shares are greater by one if there is a remainder."""
+    """Divide ``total`` into ``parts`` shares that differ by one at most, those farthest from zero first.
+
+    >>> shares_of(7, 2), shares_of(-7, 2)
+    ([4, 3], [-4, -3])
+    """
     each, left = divmod(abs(total), parts)
     sign = 1 if total >= 0 else -1
     return [sign * (each + (number < left)) for number in range(parts)]
