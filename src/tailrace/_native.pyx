@@ -27,6 +27,7 @@ cdef extern from "Python.h":
         PyAsyncMethods* tp_as_async
     PySendResult PyIter_Send(PyObject*, PyObject*, PyObject**) except? PYGEN_ERROR
     bint PyCoro_CheckExact(object)
+    const char* PyUnicode_AsUTF8AndSize(object, Py_ssize_t*) except NULL
 
 cdef enum:
     HEAD = 61  # bytes of a batch before its records
@@ -74,7 +75,10 @@ cdef inline object nullable_bytes(Cursor* cursor):
 
 
 cdef object headers_of(Cursor* cursor, int64_t count):
-    """Read ``count`` headers as a list of (name, value)."""
+    """Read ``count`` headers as a list of (name, value).
+
+    Brokers accept any bytes as the name of a header. As in Java's client, bytes that are not UTF-8 become U+FFFD.
+    """
     cdef int64_t length
     cdef list headers = []
     while count > 0 and not cursor.is_broken:
@@ -82,7 +86,7 @@ cdef object headers_of(Cursor* cursor, int64_t count):
         if length < 0 or length > cursor.end - cursor.at:
             cursor.is_broken = True
             break
-        name = PyUnicode_DecodeUTF8(<const char*> cursor.at, length, NULL)
+        name = PyUnicode_DecodeUTF8(<const char*> cursor.at, length, "replace")
         cursor.at += length
         headers.append((name, nullable_bytes(cursor)))
         count -= 1
@@ -290,15 +294,19 @@ cdef inline int append_bytes(Cursor* cursor, BinaryColumn column) except -1:
 
 
 cdef inline int append_headers(Cursor* cursor, int64_t count, Columns columns) except -1:
-    """Read ``count`` headers into the columns of names and values."""
+    """Read ``count`` headers into the columns of names and values; names are decoded as in ``headers_of``."""
     cdef int64_t length
+    cdef Py_ssize_t size = 0
+    cdef const char* text
     while count > 0 and not cursor.is_broken:
         length = varint(cursor)
         if length < 0 or length > cursor.end - cursor.at:
             cursor.is_broken = True
             break
-        PyUnicode_DecodeUTF8(<const char*> cursor.at, length, NULL)  # Arrow trusts its strings to be UTF-8
-        columns._names.append(cursor.at, length)
+        # Arrow trusts its strings to be UTF-8. The bytes of an ASCII name are those of the string object itself.
+        name = PyUnicode_DecodeUTF8(<const char*> cursor.at, length, "replace")
+        text = PyUnicode_AsUTF8AndSize(name, &size)
+        columns._names.append(<const uint8_t*> text, size)
         cursor.at += length
         append_bytes(cursor, columns._header_values)
         count -= 1

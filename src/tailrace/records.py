@@ -77,7 +77,10 @@ class Record(msgspec.Struct, Generic[KeyT_co, ValueT_co], frozen=True, gc=False)
     timestamp: int
     """Milliseconds since 1970."""
     headers: Sequence[tuple[str, bytes | None]] = ()
-    """Names and values, in order. The sequence may be a list or a tuple: convert it with ``list()`` to compare it."""
+    """Names and values, in order. The sequence may be a list or a tuple: convert it with ``list()`` to compare it.
+
+    Bytes of a name that are not UTF-8 are read as U+FFFD, as by Java's client.
+    """
     timestamp_type: TimestampType | None = "CreateTime"
     """Origin of the timestamp: the producer ("CreateTime") or the broker ("LogAppendTime"), depending on the topic's
     ``message.timestamp.type``. None if the origin is unknown: on Spark, from a retry topic, or in message format 0."""

@@ -161,10 +161,9 @@ def test_a_string_above_the_limit_is_refused():
         encoded(STRING, "x" * 32_768)
 
 
-def test_text_that_is_not_utf8_is_refused():
-    """Invalid UTF-8 is malformed, and text with a lone surrogate is refused."""
-    with pytest.raises(MalformedMessageError, match="not UTF-8"):
-        decoded(STRING, b"\x00\x01\xff")
+def test_text_that_is_not_utf8_is_read_and_never_written():
+    """As in Java's client, invalid UTF-8 is read as U+FFFD; text with a lone surrogate is refused."""
+    assert decoded(STRING, b"\x00\x04caf\xe9") == "caf\N{REPLACEMENT CHARACTER}"
     with pytest.raises(MalformedMessageError, match="UTF-8"):
         encoded(STRING, "\ud800")
 

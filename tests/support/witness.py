@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
+import struct
 from collections.abc import Iterable
 
 from aiokafka import TopicPartition as AioTopicPartition
@@ -63,6 +65,19 @@ class Witness:
                 producer.poll(0)
         assert producer.flush(30) == 0
         return count
+
+    def produce_batch(self, topic: str, batch: bytes, partition: int = 0) -> None:
+        """Produce the bytes of a record batch as they are, by a Produce request written by hand (version 8)."""
+        host, port = self.bootstrap_servers.rsplit(":", 1)
+        name = topic.encode()
+        request = struct.pack(">hhih", 0, 8, 1, -1) + struct.pack(">hhi", -1, -1, 30_000)
+        request += struct.pack(">ih", 1, len(name)) + name + struct.pack(">iii", 1, partition, len(batch)) + batch
+        with socket.create_connection((host, int(port)), 30) as broker, broker.makefile("rwb") as stream:
+            stream.write(struct.pack(">i", len(request)) + request)
+            stream.flush()
+            response = stream.read(struct.unpack(">i", stream.read(4))[0])
+        error_code = struct.unpack_from(">h", response, 4 + 4 + 2 + len(name) + 4 + 4)[0]
+        assert error_code == 0, error_code
 
     def fill(self, topic: str, partitions: int, count: int) -> None:
         """Produce this many numbers to each partition."""

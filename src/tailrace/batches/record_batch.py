@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, dropwhile, islice, repeat, starmap
 from operator import add, attrgetter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import cramjam
 
@@ -22,6 +22,7 @@ from tailrace.batches.decompression import decompress
 from tailrace.batches.legacy_batch import LegacyBatch
 from tailrace.compiled import batch_decoder
 from tailrace.errors import MalformedMessageError
+from tailrace.protocol.encoding.frame_reader import FrameReader
 from tailrace.records import Record, TimestampType
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ _HEAD = 61
 _CHECKSUM, _CHECKSUM_AT, _CHECKED_FROM = struct.Struct(">I"), 17, 21
 _HEADER, _HEADER_AT = struct.Struct(">hi16xq"), 21
 """Attributes, offset of the last record minus base offset, producer id."""
+_FIELDS_OF_HEAD = struct.Struct(">q13xhiqq14xi")
+"""Base offset, attributes, offset of the last record minus base offset, first and maximum timestamp, record count."""
 _CODEC_AT, _CODEC, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 22, 7, 8, 16, 32
 _MARKER, _ABORT = struct.Struct(">hh"), 0
 """Key of a transaction marker: its version and its type, which is 0 for an aborted transaction."""
@@ -216,7 +219,7 @@ class RecordBatch:
 class RecordDecoder:
     """Decoder that returns the records of a batch in slices, beginning at an offset."""
 
-    __slots__ = ("_batch", "_compiled", "_partition", "_position", "_take", "_topic")
+    __slots__ = ("_batch", "_compiled", "_count", "_partition", "_position", "_take", "_topic")
 
     def __init__(self, batch: RecordBatch, topic: str, partition: int, position: int) -> None:
         self._batch = batch
@@ -225,6 +228,8 @@ class RecordDecoder:
         self._position = position
         self._take: Callable[[int], list[Record]] | None = None
         self._compiled: BatchDecoder | None = None
+        self._count = 0
+        """Number of records returned so far without the compiled decoder."""
 
     def take(self, count: int) -> list[Record]:
         """Return the next records: ``count``, or fewer at the end of the batch.
@@ -235,7 +240,9 @@ class RecordDecoder:
         try:
             if self._take is None:
                 self._take = self._start()
-            return self._take(count)
+            if self._compiled is not None:
+                return self._take(count)
+            return self._take_pure(count)
         except _DECODE_ERRORS as error:
             raise MalformedMessageError(f"cannot decode the record batch: {error}") from error
 
@@ -250,13 +257,25 @@ class RecordDecoder:
                 self._take = self._start()
             if self._compiled is not None:
                 return columns.add_from(self._compiled, self._topic, self._partition, count)
-            records = self._take(count)
+            records = self._take_pure(count)
         except _DECODE_ERRORS as error:
             raise MalformedMessageError(f"cannot decode the record batch: {error}") from error
         columns.add_records(records)
         return records
 
-    def _start(self) -> Callable[[int], list[Record]]:
+    def _take_pure(self, count: int) -> list[Record]:
+        """Take records without the compiled decoder; if aiokafka refuses the name of a header, decode the rest here."""
+        assert self._take is not None
+        try:
+            records = self._take(count)
+        except UnicodeDecodeError:
+            take = self._take = self._start(is_lenient=True)
+            take(self._count)  # these records were returned already
+            records = take(count)
+        self._count += len(records)
+        return records
+
+    def _start(self, *, is_lenient: bool = False) -> Callable[[int], list[Record]]:
         batch, topic, partition, position = self._batch, self._topic, self._partition, self._position
         if not batch.decompress(_DEFAULT_LIMIT):
             raise MalformedMessageError(f"the record batch decompresses to more than {_DEFAULT_LIMIT} bytes")
@@ -266,7 +285,8 @@ class RecordDecoder:
             return self._compiled.take
         # A chain of iterators in C turns the bytes into records. aiokafka's iterator must not be called again after its
         # last record; chain() releases it at that point.
-        fields = map(_FIELDS, chain(_raw_records(batch.plain) if legacy is None else legacy))
+        raw_records = _lenient_records if is_lenient else _raw_records
+        fields = map(_FIELDS, chain(raw_records(batch.plain) if legacy is None else legacy))
         if batch.timestamp_type != "CreateTime":
             # Add the timestamp type only if it is not the default of Record. A keyword argument of partial() would take
             # 120 ns per record.
@@ -283,6 +303,39 @@ def _raw_records(plain: memoryview | bytes | bytearray | None) -> Iterator[objec
     from aiokafka.record.default_records import DefaultRecordBatch  # noqa: PLC0415
 
     return cast("Iterator[object]", DefaultRecordBatch(plain))  # type: ignore[arg-type]  # it takes any buffer
+
+
+class _RawRecord(NamedTuple):
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+    headers: list[tuple[str, bytes | None]]
+
+
+def _lenient_records(plain: memoryview | bytes | bytearray | None) -> Iterator[_RawRecord]:
+    """Yield the records of a batch of format 2; in names of headers, bytes that are not UTF-8 become U+FFFD.
+
+    Brokers accept any bytes as the name of a header, and Java's client decodes them in the same way.
+    """
+    batch = FrameReader(plain or b"")
+    base_offset, attributes, _, first_timestamp, max_timestamp, count = batch.unpack(_FIELDS_OF_HEAD)
+    for _ in range(count):
+        reader = FrameReader(batch.view(batch.varint()))
+        reader.view(1)  # attributes, unused
+        timestamp, offset = first_timestamp + reader.varint(), base_offset + reader.varint()
+        key, value, headers = _nullable_bytes(reader), _nullable_bytes(reader), []
+        for _ in range(reader.checked_count(reader.varint())):
+            name = str(reader.view(reader.varint()), "utf-8", "replace")
+            headers.append((name, _nullable_bytes(reader)))
+        if reader.remaining:
+            raise MalformedMessageError(f"{reader.remaining} bytes left over after a record")
+        yield _RawRecord(offset, key, value, max_timestamp if attributes & _LOG_APPEND_TIME else timestamp, headers)
+
+
+def _nullable_bytes(reader: FrameReader) -> bytes | None:
+    length = reader.varint()
+    return None if length < 0 else bytes(reader.view(length))
 
 
 def split(records: memoryview) -> list[RecordBatch]:

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
+from functools import partial
 
 import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
@@ -24,8 +25,9 @@ from tailrace.observe.events import (
     RecordDeadLettered,
 )
 from tailrace.testing import TestApp
-from tests.support.commands import environment
+from tests.support.commands import environment, tailrace
 from tests.support.consumer_group import until
+from tests.support.protocol.built_batches import SentRecord, with_header_name
 from tests.support.topic_contents import contents_of
 
 ONCE = Retry(attempts=1, backoff_ms=1, max_backoff_ms=100)
@@ -64,6 +66,40 @@ def poison_all(app: App, topic: str) -> None:
     @app.handler(topic, retry=ONCE)
     async def handle(value: bytes) -> None:
         raise ValueError("poison")
+
+
+# ---- hostile records ------------------------------------------------------------------------------------------------
+
+
+async def test_a_record_with_a_header_name_in_latin_1_is_dead_lettered_and_replayed(
+    new_app, new_topic, witness, group, recorder
+):
+    """A header name that is not UTF-8 is read with U+FFFD: its record fails, is dead-lettered, listed and replayed."""
+    topic, app, read = new_topic(), new_app(dead_letter="{topic}.{group}.dead"), []
+    witness.produce_batch(topic, with_header_name(b"caf\xe9", SentRecord(b"k", b"1", headers=(("XXXX", b"x"),))))
+    was_replayed = asyncio.Event()
+
+    @app.handler(topic, retry=ONCE)
+    async def handle(record: Record) -> None:
+        read.append(next(one for one in record.headers if not one[0].startswith("tailrace-")))
+        if len(read) == 1:
+            raise ValueError("negative total")
+        was_replayed.set()
+
+    async with app, asyncio.timeout(60):
+        await recorder.wait_for(RecordDeadLettered)
+        commands = (["list"], ["replay", "--all", "--execute"])
+        servers = {"TAILRACE_BOOTSTRAP_SERVERS": witness.bootstrap_servers}
+        ended = [
+            await asyncio.to_thread(partial(tailrace, "dead-letters", one, f"{topic}.{group}.dead", *more, **servers))
+            for one, *more in commands
+        ]
+        await was_replayed.wait()
+
+    assert [one.returncode for one in ended] == [0, 0]
+    assert read == [("caf\N{REPLACEMENT CHARACTER}", b"x")] * 2
+    (letter,) = await contents_of(witness, f"{topic}.{group}.dead")
+    assert letter.headers()[0] == ("caf\N{REPLACEMENT CHARACTER}", b"x")
 
 
 # ---- isolation of keys ---------------------------------------------------------------------------------------------

@@ -41,6 +41,17 @@ def batch(
     return placed(bytes(builder.build()), base_offset, leader_epoch)
 
 
+def with_header_name(name: bytes, *records: SentRecord) -> bytes:
+    """Return a batch with the bytes ``name`` in place of the name of a header that consists of as many X.
+
+    aiokafka's builder writes only names in UTF-8.
+    """
+    made = bytearray(batch(*records))
+    placeholder = b"X" * len(name)
+    assert placeholder in made
+    return bytes(resealed(bytearray(made.replace(placeholder, name))))
+
+
 def marker(kind: int, *, base_offset: int, producer_id: int) -> bytes:
     """Return the control batch that ends a transaction."""
     made = bytearray(

@@ -79,6 +79,16 @@ class FrameReader:
             value |= (byte & 0x7F) << shift
         raise MalformedMessageError(f"the varint before byte {at} has more than five bytes")
 
+    def varint(self) -> int:
+        """Return the next zigzag varint, which has at most 64 bits, as in record batches of format 2."""
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self.view(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return (value >> 1) ^ -(value & 1)
+        raise MalformedMessageError(f"the varint before byte {self._at} has more than ten bytes")
+
     def uuid(self) -> UUID:
         """Return the next sixteen bytes as a UUID."""
         return UUID(bytes=bytes(self.view(16)))
@@ -97,9 +107,10 @@ class FrameReader:
         """Return ``claimed``, the number of elements in an array.
 
         Raises:
-            MalformedMessageError: fewer than ``claimed`` bytes remain, but each element takes at least one byte.
+            MalformedMessageError: ``claimed`` is negative, or fewer than ``claimed`` bytes remain, but each element
+                takes at least one byte.
         """
-        if claimed > self._size - self._at:
+        if not 0 <= claimed <= self._size - self._at:
             raise MalformedMessageError(f"an array claims {claimed} elements with {self.remaining} bytes left")
         return claimed
 

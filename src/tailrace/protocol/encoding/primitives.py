@@ -162,10 +162,12 @@ Primitive = Number | Sized | _Uuid
 
 
 def _utf8(view: memoryview) -> str:
-    try:
-        return str(view, "utf-8")
-    except UnicodeDecodeError as error:
-        raise MalformedMessageError(f"a string is not UTF-8: {bytes(view[:40])!r}") from error
+    """Decode a string; as in Java's client, bytes that are not UTF-8 become U+FFFD.
+
+    Texts such as the metadata of a commit, or topics in the subscription of a member, come from other clients. Neither
+    the members of a group nor every broker checks them.
+    """
+    return str(view, "utf-8", "replace")
 
 
 BOOL = Number("bool", "?")
