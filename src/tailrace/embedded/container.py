@@ -8,6 +8,8 @@ from typing import Any
 
 __all__ = ["ContainerBroker"]
 
+_LOCAL_HOSTS = {"localhost", "127.0.0.1"}
+
 
 class ContainerBroker:
     """Broker in the default image of testcontainers; it cannot be paused or killed."""
@@ -36,6 +38,9 @@ class ContainerBroker:
         from testcontainers.community.kafka import KafkaContainer  # noqa: PLC0415 - an extra
 
         self._container = KafkaContainer().with_kraft()
+        if self._container.get_docker_client().host() in _LOCAL_HOSTS:
+            # Docker publishes ports on all interfaces by default, and the broker has no authentication.
+            self._container.ports = dict.fromkeys(self._container.ports, ("127.0.0.1", None))
         self._container.start()
         return str(self._container.get_bootstrap_server())
 
