@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.app.function_kinds import FunctionKind, called_function, kind_of, name_of
+from tailrace.app.function_kinds import FunctionKind, kind_of, name_of
+from tailrace.awaitables import is_coroutine_function
 from tailrace.errors import ConfigurationError
 
 __all__ = ["accepts", "check_codec", "check_middleware", "check_text", "check_when", "compile_pattern"]
@@ -34,7 +35,7 @@ def check_codec(codec: object, where: str) -> None:
             f" encode(value), not {codec!r} - correct it, or leave out codec= for JSON"
         )
     for name in argument_counts:
-        if inspect.iscoroutinefunction(getattr(codec, name)):
+        if is_coroutine_function(getattr(codec, name)):
             raise ConfigurationError(
                 f"{where}: {name} of the codec is `async def` and would not be awaited - make it a plain function"
             )
@@ -67,7 +68,7 @@ def check_when(when: object) -> None:
     Raises:
         ConfigurationError: ``when`` cannot be called with one argument, or is a coroutine function.
     """
-    if not callable(when) or not accepts(when, 1) or inspect.iscoroutinefunction(called_function(when)):
+    if not callable(when) or not accepts(when, 1) or is_coroutine_function(when):
         raise ConfigurationError(f"when must be a plain function of a record that returns a bool, not {when!r}")
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from tailrace.app.dispatch.task_results import stop_all, task_error
 from tailrace.app.function_kinds import name_of
-from tailrace.awaitables import resolve_result
+from tailrace.awaitables import resolve_call
 from tailrace.errors import TailraceError
 from tailrace.observe.events import ShutdownTimedOut
 
@@ -135,4 +135,4 @@ class BoundedStack(AsyncExitStack):
 
 async def call_hook(hook: Callable[[], object]) -> None:
     """Call a hook, and await the result if it is awaitable."""
-    await resolve_result(hook(), f"hook {name_of(hook)}")
+    await resolve_call(hook(), f"hook {name_of(hook)}")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+from tailrace.awaitables import called_function, without_partial
 from tailrace.errors import ConfigurationError
 
 __all__ = [
     "FunctionKind",
-    "called_function",
     "check_hook",
     "handler_kind",
     "kind_of",
@@ -31,7 +30,7 @@ class FunctionKind(Enum):
 
 def name_of(function: object) -> str:
     """Return the name of a function for error messages, such as ``shop.billing.charge``."""
-    inner = _without_partial(function)
+    inner = without_partial(function)
     named: Any = inner if hasattr(inner, "__qualname__") else type(inner)
     return ".".join(part for part in (named.__module__, named.__qualname__) if part)
 
@@ -91,19 +90,6 @@ def check_hook(function: object, name: str) -> None:
         return  # Some functions written in C have no signature.
     except TypeError as error:
         raise ConfigurationError(f"{where} must be callable without arguments: {error}") from error
-
-
-def _without_partial(function: object) -> object:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
-
-
-def called_function(function: object) -> Callable[..., object]:
-    """Return the function that a call of ``function`` runs: without partials, and ``__call__`` of a callable object."""
-    inner: Any = _without_partial(function)
-    called: Callable[..., object] = inner if isinstance(inner, type) or inspect.isroutine(inner) else inner.__call__
-    return called
 
 
 def _kind(function: Callable[..., object]) -> FunctionKind:

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import datetime as dt
 import difflib
-import inspect
 import operator
 import os
 import platform
@@ -23,6 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tailrace.awaitables import is_coroutine_function
 from tailrace.config.addresses import split_address
 from tailrace.config.checks import check_combinations
 from tailrace.config.options import ERROR_REACTIONS, ConsumerConfig
@@ -260,7 +260,7 @@ def _type_text(hint: Any) -> str:  # noqa: ANN401 - any type of an option
 
 
 def _is_plain_function(value: object) -> bool:
-    return callable(value) and not inspect.iscoroutinefunction(value)
+    return callable(value) and not is_coroutine_function(value)
 
 
 def _is_hook(value: object) -> bool:

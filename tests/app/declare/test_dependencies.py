@@ -512,3 +512,98 @@ async def test_a_provider_that_needs_a_record_is_refused_for_batches():
         ConfigurationError, match="with_key: parameter 'key' needs a single record, but a batch handler receives many"
     ):
         prepare(handler, CODEC, is_batch=True)
+
+
+class Client:
+    """Client that returns itself when it is awaited, as ``redis.asyncio.Redis`` and ``asyncpg.Pool`` do."""
+
+    def __await__(self):
+        steps.append("await client")
+        yield from asyncio.sleep(0).__await__()
+        return self
+
+    @classmethod
+    def make(cls):
+        return cls()
+
+    @classmethod
+    async def make_later(cls):
+        return cls()
+
+    @classmethod
+    def yielded(cls):
+        yield cls()
+
+    @classmethod
+    async def yielded_later(cls):
+        yield cls()
+
+    @classmethod
+    def wrapped(cls):
+        """Return the coroutine of an async function, as decorators do."""
+        return cls.make_later()
+
+    def __call__(self):
+        return type(self)()
+
+
+async def start_task():
+    return asyncio.ensure_future(asyncio.sleep(0, "result"))
+
+
+@pytest.mark.parametrize(
+    "provider",
+    [
+        Client,
+        Client.make,
+        Client.make_later,
+        Client.yielded,
+        Client.yielded_later,
+        Client.wrapped,
+        Client(),
+        functools.partial(Client.make_later),
+    ],
+)
+@pytest.mark.parametrize("scope", ["record", "app"])
+async def test_an_awaitable_dependency_is_passed_on_and_not_awaited(provider, scope):
+    """A client that can be awaited is the argument itself, however its provider returns it."""
+
+    async def handle(value: bytes, client) -> None:
+        steps.append(type(client))
+
+    handle.__annotations__["client"] = Annotated[object, Depends(provider, scope=scope)]
+    prepared = prepare(handle, CODEC)
+    async with asyncio.timeout(10), open_dependencies(prepared.app_dependencies) as opened:
+        await prepared.call(RECORD, opened)
+
+    assert steps == [Client]
+
+
+async def test_a_task_is_passed_on_as_a_dependency():
+    """A task that an async provider returns is the argument, so that handlers await it when they need its result."""
+
+    async def handle(value: bytes, task: Annotated[asyncio.Task[str], Depends(start_task)]) -> None:
+        assert isinstance(task, asyncio.Task)
+        steps.append(await task)
+
+    await prepare(handle, CODEC).call(RECORD)
+
+    assert steps == ["result"]
+
+
+async def test_a_yielded_coroutine_is_passed_on():
+    """A coroutine that a generator yields is the argument, which the handler awaits."""
+
+    async def later():
+        return "later"
+
+    def provide():
+        yield later()
+
+    async def handle(value: bytes, given) -> None:
+        steps.append(await given)
+
+    handle.__annotations__["given"] = Annotated[object, Depends(provide)]
+    await prepare(handle, CODEC).call(RECORD)
+
+    assert steps == ["later"]

@@ -14,6 +14,7 @@ import pytest
 
 from tailrace import App, ConfigurationError, Consumer, Depends, Record, Retry
 from tailrace.observe.events import RecordSkipped
+from tailrace.testing import TestApp
 from tests.support.consumer_group import until
 
 ONCE = Retry(attempts=1)
@@ -217,7 +218,7 @@ def open_bank():
 
 def teller():
     """A dependency of each record."""
-    yield say("teller")
+    return say("teller")
 
 
 async def test_awaitables_of_providers_middleware_and_hooks_are_awaited(new_app, new_topic, witness):
@@ -504,3 +505,68 @@ async def test_a_when_that_returns_a_coroutine_fails_the_record(new_app, new_top
 
     assert seen == []
     assert "when=" in skipped.error
+
+
+class Client:
+    """Client that returns itself when it is awaited, as ``redis.asyncio.Redis`` does."""
+
+    def __await__(self):
+        words.append("awaited")
+        yield from asyncio.sleep(0).__await__()
+        return self
+
+
+async def test_a_client_that_returns_itself_is_no_result_without_end():
+    """A client that async handlers and hooks return stays as it is; plain functions' awaitables are awaited once."""
+    words.clear()
+    seen: list[str] = []
+    app = App(group_id="g")
+
+    async def connect():
+        return Client()
+
+    app.on_start(connect)
+    app.on_start(Client)
+
+    @app.handler("async")
+    async def handle(value: bytes):
+        seen.append("async")
+        return Client()
+
+    @app.handler("plain")
+    def handle_plain(value: bytes):
+        seen.append("plain")
+        return Client()
+
+    async with asyncio.timeout(30), TestApp(app, virtual_time=False) as kafka:
+        assert words == ["awaited"]
+        await kafka.send("async", b"1")
+        await kafka.send("plain", b"1")
+
+    assert seen == ["async", "plain"]
+    assert words == ["awaited"] * 2
+
+
+async def sleepy(value: object) -> object:
+    return value
+
+
+class AsyncCall:
+    async def __call__(self, value: object) -> object:
+        return value
+
+
+@pytest.mark.parametrize("function", [sleepy, AsyncCall(), functools.partial(sleepy), functools.partial(AsyncCall())])
+def test_async_functions_are_refused_where_they_are_not_awaited(function):
+    """An async deserializer, ``when=`` or method of a codec is refused, because its coroutine would not be awaited."""
+
+    class Codec:
+        decoder = staticmethod(lambda _annotation: bytes)
+        encode = staticmethod(function)
+
+    with pytest.raises(ConfigurationError, match="value_deserializer"):
+        Consumer("t", bootstrap_servers="localhost:9", value_deserializer=function)
+    with pytest.raises(ConfigurationError, match="when must be a plain function"):
+        App(group_id="g").handler("t", when=function)
+    with pytest.raises(ConfigurationError, match="encode of the codec"):
+        App(group_id="g", codec=Codec())

@@ -31,7 +31,7 @@ from tailrace.app.declare.parameters import (
 )
 from tailrace.app.declare.signature import read_signature
 from tailrace.app.function_kinds import FunctionKind, kind_of, name_of
-from tailrace.awaitables import resolve_awaitables
+from tailrace.awaitables import is_coroutine
 from tailrace.errors import ConfigurationError, ConsumerStateError
 
 __all__ = ["Dependency", "DependencyPlan", "Overrides", "open_dependencies", "open_into"]
@@ -167,7 +167,7 @@ class DependencyPlan:
         bind = create_binding(parameters, [self.reader(one, where, scope) for one in parameters]).bind
         kind = kind_of(provider, where)
         closes = kind in {FunctionKind.GENERATOR, FunctionKind.ASYNC_GENERATOR}
-        return Dependency(key, name, declared, scope, closes, _opener(provider, kind, bind, where))
+        return Dependency(key, name, declared, scope, closes, _opener(provider, kind, bind))
 
 
 @asynccontextmanager
@@ -201,7 +201,7 @@ async def open_into(stack: AsyncExitStack, dependencies: Iterable[Dependency], u
 
 
 def _opener(
-    provider: Callable[..., Any], kind: FunctionKind, bind: Bind, where: str
+    provider: Callable[..., Any], kind: FunctionKind, bind: Bind
 ) -> Callable[[AsyncExitStack, Any, Opened], Any]:
     """Return the function ``Dependency.open`` for a provider."""
     manager: Callable[..., Any] = provider
@@ -217,7 +217,10 @@ def _opener(
             value = stack.enter_context(value)
         elif kind is FunctionKind.ASYNC_GENERATOR:
             value = await stack.enter_async_context(value)
-        return await resolve_awaitables(value, where)
+        elif is_coroutine(value):
+            # Other awaitables are passed on: clients such as redis.asyncio.Redis can be awaited, and return themselves.
+            value = await value
+        return value
 
     return open_dependency
 

@@ -60,8 +60,9 @@ class Depends:
 
     Attributes:
         provider: Function, async function, generator, async generator or class. Its result, or the value that it
-            yields, is the argument. The code after the ``yield`` of a generator closes the dependency. A sync provider
-            runs in the event loop and must not block.
+            yields, is the argument. A returned coroutine is awaited; other awaitable objects are passed on unchanged.
+            The code after the ``yield`` of a generator closes the dependency. A sync provider runs in the event loop
+            and must not block.
         scope: ``"record"`` opens the dependency for each call of the handler, ``"app"`` once when the app starts.
     """
 

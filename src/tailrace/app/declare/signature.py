@@ -23,7 +23,7 @@ from tailrace.app.declare.parameters import (
     RecordSource,
     ValueSource,
 )
-from tailrace.app.function_kinds import called_function
+from tailrace.awaitables import called_function
 from tailrace.errors import ConfigurationError
 from tailrace.records import Record
 

@@ -22,7 +22,7 @@ from anyio._core._eventloop import claim_worker_thread, get_async_backend
 from tailrace.app.declare.arguments import Opened
 from tailrace.app.declare.prepared_handler import PreparedHandler
 from tailrace.app.dispatch.timeouts import timeout_error
-from tailrace.awaitables import resolve_result
+from tailrace.awaitables import resolve_call
 
 __all__ = ["Threads", "in_a_thread"]
 
@@ -61,7 +61,7 @@ def in_a_thread(
             timeout = asyncio.timeout_at(ends_at)
             try:
                 async with timeout:
-                    return await resolve_result(returned, prepared.name)
+                    return await resolve_call(returned, prepared.name)
             except TimeoutError as error:
                 if timeout_s is None or not timeout.expired():
                     raise

@@ -8,7 +8,7 @@ from typing import cast
 
 from tailrace.app.topics.creation import create_group_topics, create_topics_of
 from tailrace.app.topics.routes import Routes
-from tailrace.awaitables import resolve_result
+from tailrace.awaitables import resolve_call
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.consumer import Consumer
 from tailrace.consumer.record_sinks import refresh_metadata
@@ -66,7 +66,7 @@ class LaterTopics:
         callback = self._config.post_rebalance_callback
         if callback is None:
             return None
-        overrides = await resolve_result(callback(consumer, old, new), "post_rebalance_callback")
+        overrides = await resolve_call(callback(consumer, old, new), "post_rebalance_callback")
         # The consumer checks the type.
         return cast("Mapping[TopicPartition, int] | None", overrides)
 

@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 import anyio
 from typing_extensions import Unpack
 
-from tailrace.awaitables import resolve_result
+from tailrace.awaitables import resolve_call
 from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, resolve
 from tailrace.consumer.group.membership import MembershipLoop, member_settings
 from tailrace.consumer.group.reconciler import in_callback, mark_callback
@@ -229,6 +229,6 @@ class _Membership:
         try:
             with mark_callback(self):
                 async with asyncio.timeout(self._config.max_poll_interval_ms / 1000):
-                    await resolve_result(callback(generation), f"{name}()")
+                    await resolve_call(callback(generation), f"{name}()")
         except Exception as error:
             raise RebalanceError(f"{name}() of the group's role raised {type(error).__name__}: {error}") from error

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from tailrace.awaitables import resolve_result
+from tailrace.awaitables import resolve_call
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.offsets.committer import Committer
@@ -332,7 +332,7 @@ class AssignmentReconciler:
         try:
             with mark_callback(self._consumer):
                 async with deadline:
-                    return await resolve_result(function(*arguments), name)
+                    return await resolve_call(function(*arguments), name)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
                 raise

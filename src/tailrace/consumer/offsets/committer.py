@@ -17,7 +17,7 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from tailrace.auto_reset_event import AutoResetEvent
-from tailrace.awaitables import resolve_result
+from tailrace.awaitables import resolve_call
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.error_reactions import ErrorReactions
@@ -206,7 +206,7 @@ class Committer:
         }
         try:
             async with asyncio.timeout(self._config.default_api_timeout_ms / 1000):
-                await resolve_result(callback(offsets, error), "offset_commit_callback")
+                await resolve_call(callback(offsets, error), "offset_commit_callback")
         except Exception as raised:  # noqa: BLE001 - the user's function may raise anything
             self._observer.emit(CommitCallbackFailed(self._group_id, f"{type(raised).__name__}: {raised}", raised))
 
