@@ -18,7 +18,7 @@ import msgspec
 from tailrace.app.codec_protocols import Decode
 from tailrace.app.declare.annotations import described, split_none
 from tailrace.app.declare.codecs import JsonCodec, check_type, needs_pydantic
-from tailrace.app.declare.schema_registry.avro_limits import depth_check
+from tailrace.app.declare.schema_registry.avro_limits import for_fastavro, payload_check
 from tailrace.app.declare.schema_registry.schema import Schema
 
 __all__ = [
@@ -41,6 +41,8 @@ Encode: TypeAlias = Callable[[Any], bytes]
 HEADER_SIZE = 5
 """Size in bytes of the header: a zero byte and the schema id in four bytes."""
 
+_MAX_SCHEMA_CHARS = 2 << 20
+"""Maximum size of a schema, with all schemas that it references."""
 _AVRO_TYPES = (
     bytes,
     bytearray,
@@ -118,8 +120,14 @@ def check_schema(schema: Schema, form: Format, rules: Sequence[str]) -> None:
     """Check that a format can use a schema.
 
     Raises:
-        TypeError: the schema has another type, or has rules, which are not supported.
+        TypeError: the schema has another type, is too large, or has rules, which are not supported.
     """
+    size = len(schema.text) + sum(map(len, schema.references.values()))
+    if size > _MAX_SCHEMA_CHARS:
+        raise TypeError(
+            f"schema {schema.id} and the schemas that it references have {size:,} characters, more than"
+            f" {_MAX_SCHEMA_CHARS:,} - split the schema"
+        )
     if schema.kind != form.kind:
         raise TypeError(
             f"schema {schema.id} is {schema.kind} - use a codec with format={schema.kind.lower()!r} for this topic"
@@ -149,11 +157,11 @@ class AvroFormat:
     def reader(self, schema: Schema, annotation: object) -> Decode:
         """Return a decoder of whole values, header included, written with this schema."""
         parsed, read_avro, convert = self._parsed(schema), self._avro.schemaless_reader, converter(annotation)
-        check_depth = depth_check(parsed)
+        check_payload = payload_check(parsed)
 
         def read(data: bytes) -> object:
-            if check_depth is not None:
-                check_depth(data, HEADER_SIZE)
+            if check_payload is not None:
+                check_payload(data, HEADER_SIZE)
             stream = io.BytesIO(data)
             stream.seek(HEADER_SIZE)
             return convert(read_avro(stream, parsed, None))
@@ -162,7 +170,11 @@ class AvroFormat:
 
     def writer(self, schema: Schema, value: object) -> Encode:  # noqa: ARG002 - any value
         """Return an encoder of payloads with this schema."""
-        parsed, write_avro = self._parsed(schema), self._avro.schemaless_writer
+        try:
+            parsed = self._parsed(schema, keeps_defaults=True)
+        except self._avro.schema.SchemaParseException:
+            parsed = self._parsed(schema)  # The schema may have an invalid default, which Java ignores.
+        write_avro = self._avro.schemaless_writer
 
         def write(value: object) -> bytes:
             stream = io.BytesIO()
@@ -185,10 +197,12 @@ class AvroFormat:
         space = schema.get("namespace")
         return f"{space}.{name}" if space and "." not in name else name
 
-    def _parsed(self, schema: Schema) -> Any:  # noqa: ANN401 - fastavro's
-        root = json.loads(schema.text)
+    def _parsed(self, schema: Schema, *, keeps_defaults: bool = False) -> Any:  # noqa: ANN401 - fastavro's
+        def load(text: str) -> Any:  # noqa: ANN401
+            return for_fastavro(json.loads(text), keeps_defaults=keeps_defaults)
+
         if not schema.references:
-            return self._avro.parse_schema(root)
+            return self._avro.parse_schema(load(schema.text))
         from fastavro.repository import AbstractSchemaRepository  # noqa: PLC0415 - an extra
         from fastavro.schema import load_schema  # noqa: PLC0415
 
@@ -196,7 +210,7 @@ class AvroFormat:
 
         class References(AbstractSchemaRepository):
             def load(self, name: str) -> Any:  # noqa: ANN401
-                return json.loads(texts[name])
+                return load(texts[name])
 
         return load_schema("", repo=References())
 
