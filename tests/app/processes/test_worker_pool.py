@@ -20,6 +20,10 @@ from tailrace.app.processes.child import unpickled_error
 from tailrace.app.processes.labelled_output import label_output
 from tailrace.app.processes.parent import failure_message
 from tailrace.observe.events import WorkerExited, WorkerStarted
+from tailrace.testing import KafkaServer
+from tests.support.event_recorder import EventRecorder
+from tests.support.kip848_broker import QUICK
+from tests.support.witness import Witness
 
 SHOP = """
 import os
@@ -158,6 +162,43 @@ async def test_a_killed_worker_is_restarted_and_affects_no_other(new_shop, new_t
     assert after.keys() == before.keys()
     late = Counter((partition, offset) for _, partition, offset in shop.noted() if offset >= 50)
     assert set(late.values()) == {1}
+
+
+@pytest.fixture(scope="module")
+def short_sessions():
+    """Start a broker whose groups of the consumer protocol have a session of three seconds."""
+    with KafkaServer(config={**QUICK, "group.consumer.session.timeout.ms": 3_000}) as server:
+        server.create_topic("orders", 4)
+        yield Witness(server.bootstrap_servers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "signals"),
+    [
+        ({"session_timeout_ms": 6_000}, [signal.SIGKILL, signal.SIGSTOP]),
+        ({"group_protocol": "consumer"}, [signal.SIGKILL, signal.SIGKILL]),
+    ],
+    ids=["classic", "KIP-848"],
+)
+async def test_a_pool_outlives_the_death_of_each_worker(new_shop, group, short_sessions, options, signals):
+    """Workers that are killed or freeze come back in both protocols, at the latest when their sessions are over."""
+    recorder = EventRecorder()
+    source = SHOP.format(group=group, servers=short_sessions.bootstrap_servers, topic="orders")
+    source = source.replace(", heartbeat_interval_ms=200)", ", auto_offset_reset='latest')")
+    shop = new_shop(source)
+
+    async with WorkerPool(shop.place, workers=2, hooks=[recorder], **options) as pool:
+        await pool.wait_ready()
+        await fifty_each(short_sessions, "orders", shop, 200)
+        for worker, number in enumerate(signals):
+            victim = next(one.pid for one in recorder.of(WorkerStarted) if one.worker == worker)
+            os.kill(victim, number)
+            await recorder.wait_for(WorkerStarted, worker + 3)
+            await fifty_each(short_sessions, "orders", shop, 200 * (worker + 2))
+        assert pool.health().is_live
+
+    assert [one.exit_code for one in recorder.of(WorkerExited)] == [-signal.SIGKILL] * 2
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tailrace.core.group.events import (
     CoordinatorGone,
     GenerationLost,
     GroupEvent,
+    InstanceHeld,
     MemberLost,
     MembershipFailed,
     RebalanceCalled,
@@ -95,11 +96,12 @@ def test_every_code_has_a_reaction_and_an_event(asked):
             continue
         reaction, event = REACTIONS.reaction_to(code, asked), event_of(code, asked)
 
-        assert type(event) is EVENTS[reaction]
+        is_held = asked is GroupRequestKind.GROUP_HEARTBEAT and code is ErrorCode.UNRELEASED_INSTANCE_ID
+        assert type(event) is (InstanceHeld if is_held else EVENTS[reaction])
         assert code not in RETRIABLE or reaction is not GroupReaction.FAIL
         if isinstance(event, MembershipFailed):
             assert code.name in str(event.error) or not isinstance(event.error, BrokerError)
-        elif not isinstance(event, RebalanceCalled):
+        elif not isinstance(event, RebalanceCalled | InstanceHeld):
             assert event.reason == f"{asked}: {code.name}"
 
 

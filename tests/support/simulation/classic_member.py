@@ -13,6 +13,7 @@ from tailrace.core.group.events import (
     HeartbeatAnswered,
     HeartbeatOutcome,
     Identity,
+    InstanceHeld,
     InstanceReleased,
     JoinDue,
     JoinedAsFollower,
@@ -80,6 +81,7 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
         StopDue(),
         # Events of the other protocol.
         GroupHeartbeatAnswered("me", 7, 3.0),
+        InstanceHeld(FencedMemberError("held")),
         InstanceReleased(),
         SessionKnown(45.0),
         TopicNamesFound({}),

@@ -39,6 +39,7 @@ from tailrace.core.group.events import (
     GroupEvent,
     HeartbeatOutcome,
     Identity,
+    InstanceHeld,
     MembershipFailed,
     Released,
     RetryLater,
@@ -100,6 +101,8 @@ class MembershipLoop:
         """Set when the state machine may have new effects."""
         self._is_rebalancing = False
         """True from the event RebalanceStarted to the takeover that ends the rebalance."""
+        self._waits_for_instance = False
+        """True while the answers to joins are InstanceHeld, which is reported once."""
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._callback: anyio.CancelScope | None = None
         """Scope of the takeover or release in progress; a later takeover or release cancels this scope."""
@@ -236,8 +239,15 @@ class MembershipLoop:
 
     def _report_failure(self, effect: Effect, event: GroupEvent) -> None:
         if isinstance(event, CoordinatorGone | RetryLater):
-            request = type(effect).__name__.removeprefix("Send")
-            self._observer.emit(GroupRequestFailed(self._group_id, request, event.reason, "retrying"))
+            self._emit_failure(effect, event.reason, "retrying")
+        elif isinstance(event, InstanceHeld) and not self._waits_for_instance:
+            self._emit_failure(effect, str(event.error), "waiting until the session of the other member has ended")
+        if isinstance(effect, SendGroupHeartbeat):
+            self._waits_for_instance = isinstance(event, InstanceHeld)
+
+    def _emit_failure(self, effect: Effect, reason: str, reaction: str) -> None:
+        request = type(effect).__name__.removeprefix("Send")
+        self._observer.emit(GroupRequestFailed(self._group_id, request, reason, reaction))
 
 
 async def _event_after(work: Awaitable[None], event: GroupEvent) -> GroupEvent:

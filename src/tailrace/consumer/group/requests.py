@@ -33,6 +33,7 @@ from tailrace.core.group.events import (
     GroupEvent,
     GroupHeartbeatAnswered,
     HeartbeatAnswered,
+    InstanceHeld,
     InstanceReleased,
     LeaveAnswered,
     MemberIdAssigned,
@@ -109,7 +110,7 @@ class GroupRequests:
         event = self._limit.apply(effect, await outcome_of(self._send(effect)))
         # After MemberIdAssigned the join goes on. RetryLater may mean that the request was not sent, because no
         # coordinator was found.
-        if not isinstance(event, CoordinatorGone | MembershipFailed | MemberIdAssigned | RetryLater):
+        if not isinstance(event, CoordinatorGone | InstanceHeld | MembershipFailed | MemberIdAssigned | RetryLater):
             request = type(effect).__name__.removeprefix("Send")
             took_s = asyncio.get_running_loop().time() - began_at
             self._observer.emit(GroupRequestCompleted(self._group_id, request, took_s))

@@ -14,6 +14,7 @@ from tailrace.core.group.events import (
     CoordinatorGone,
     GenerationLost,
     GroupEvent,
+    InstanceHeld,
     MemberLost,
     MembershipFailed,
     RebalanceCalled,
@@ -108,7 +109,10 @@ def event_of(code: int, request: GroupRequestKind, overrides: Mapping[int, Group
         case GroupReaction.REJOIN_AS_NEW:
             return MemberLost(reason)
         case GroupReaction.FAIL:
-            return MembershipFailed(error_of(code, request))
+            error = error_of(code, request)
+            # The holder of the instance id may be a process that was killed. Its session ends by itself.
+            is_held = code == ErrorCode.UNRELEASED_INSTANCE_ID and request is GroupRequestKind.GROUP_HEARTBEAT
+            return InstanceHeld(error) if is_held else MembershipFailed(error)
 
 
 def error_of(code: int, request: GroupRequestKind) -> TailraceError:
@@ -135,8 +139,7 @@ def _error_of_group_heartbeat(code: int) -> TailraceError | None:
         case ErrorCode.UNRELEASED_INSTANCE_ID:
             return FencedMemberError(
                 f"another live member of the group holds this group_instance_id {_code_text(code)}"
-                " - give each process its own group_instance_id, or wait until the other member stops or its session"
-                " expires"
+                " - give each process its own group_instance_id, or stop the other member first"
             )
         # The broker answers a join with GROUP_ID_NOT_FOUND if a group exists that it must not convert to the consumer
         # protocol.

@@ -23,6 +23,7 @@ __all__ = [
     "HeartbeatAnswered",
     "HeartbeatOutcome",
     "Identity",
+    "InstanceHeld",
     "InstanceReleased",
     "JoinDue",
     "JoinedAsFollower",
@@ -163,6 +164,13 @@ class GroupHeartbeatAnswered(GroupEvent):
     """Time until the next heartbeat."""
     assigned: Mapping[UUID, tuple[int, ...]] | None = None
     """Assigned partition numbers by topic id; None if the target assignment has not changed."""
+
+
+class InstanceHeld(GroupEvent):
+    """The group holds the instance id of this static member for another member, which may have died (KIP-848)."""
+
+    error: TailraceError
+    """Error to report if the group still holds the instance id after a session."""
 
 
 class InstanceReleased(GroupEvent):

@@ -7,9 +7,15 @@ from msgspec.structs import replace
 
 from tailrace import FencedMemberError, TopicPartition
 from tailrace.error_codes import ErrorCode
-from tailrace.observe.events import ConsumerFailed, PartitionsAssigned, PartitionsLost, PartitionsRevoked
+from tailrace.observe.events import (
+    ConsumerFailed,
+    GroupRequestFailed,
+    PartitionsAssigned,
+    PartitionsLost,
+    PartitionsRevoked,
+)
 from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
-from tests.support.consumer_group import ConsumerGroup, until
+from tests.support.consumer_group import ConsumerGroup, kill, until
 from tests.support.event_recorder import EventRecorder
 
 STAYS = (PartitionsAssigned, PartitionsRevoked, PartitionsLost)
@@ -44,17 +50,19 @@ async def test_a_restart_within_the_session_moves_no_partition(quick, group):
 
 
 async def test_a_second_member_with_an_instance_id_is_refused(quick, group):
-    """A second member with an instance id raises FencedMemberError, and the first one is not affected."""
-    topic, events = quick.topic(2), EventRecorder()
+    """A second member with a live member's instance id fails after a session; the first one is not affected."""
+    topic, events, newer_events = quick.topic(2), EventRecorder(), EventRecorder()
     options = {"group_id": group, "group_instance_id": "one"}
+    await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=2_000)
 
     async with ConsumerGroup(quick.consumer, topic, **options) as crew:
         member = await crew.join(hooks=[events], client_id=f"{group}-first")
         await crew.shares(2)
         (member_id,) = await quick.members(group)
-        async with quick.consumer(topic, **options, client_id=f"{group}-second") as newcomer:
-            with pytest.raises(FencedMemberError, match="group_instance_id"):
-                await newcomer.getone(timeout_ms=10_000)
+        newcomer = quick.consumer(topic, **options, client_id=f"{group}-second", hooks=[newer_events])
+        async with newcomer:
+            with pytest.raises(FencedMemberError, match=r"another live member .* code 111"):
+                await newcomer.getone(timeout_ms=30_000)
             with pytest.raises(FencedMemberError):
                 await newcomer.commit({TopicPartition(topic, 0): 1})
             assert not newcomer.assignment()
@@ -65,7 +73,8 @@ async def test_a_second_member_with_an_instance_id_is_refused(quick, group):
         assert await quick.members(group) == {member_id: member.consumer.assignment()}
 
     assert {111} == {answer.error_code for answer in quick.responses(f"{group}-second")}
-    assert len(quick.heartbeats(f"{group}-second")) == 1
+    assert {0} == {beat.member_epoch for beat in quick.heartbeats(f"{group}-second")}
+    assert len(newer_events.of(GroupRequestFailed)) == 1
     assert not quick.commits(f"{group}-second")
     assert len(events.of(PartitionsAssigned)) <= 2
     assert not [*events.of(PartitionsLost), *events.of(ConsumerFailed)]
@@ -89,6 +98,7 @@ async def test_a_second_member_is_refused_again_if_the_refusal_is_lost(quick, gr
     """If the refusal of a second member is lost, its repeated join is refused, and the first one is not affected."""
     topic, events = quick.topic(2), EventRecorder()
     options = {"group_id": group, "group_instance_id": "one"}
+    await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=2_000)
 
     async with ConsumerGroup(quick.consumer, topic, **options) as crew:
         member = await crew.join(hooks=[events], bootstrap_servers=quick.direct)
@@ -97,12 +107,12 @@ async def test_a_second_member_is_refused_again_if_the_refusal_is_lost(quick, gr
         with quick.proxy.reset_on_answer(ConsumerGroupHeartbeatRequest):
             async with quick.consumer(topic, **options, client_id=group) as newcomer:
                 with pytest.raises(FencedMemberError, match=r"another live member .* code 111"):
-                    await newcomer.getone(timeout_ms=10_000)
+                    await newcomer.getone(timeout_ms=30_000)
         quick.produce(topic, (b"%d" % n for n in range(100)))
         await crew.handle(100)
         assert await quick.members(group) == before == dict.fromkeys(before, member.consumer.assignment())
 
-    assert [beat.member_epoch for beat in quick.heartbeats(group)] == [0, -2, 0]
+    assert [beat.member_epoch for beat in quick.heartbeats(group)][:3] == [0, -2, 0]
     assert not [*events.of(PartitionsLost), *events.of(ConsumerFailed)]
 
 
@@ -156,3 +166,40 @@ async def test_an_absent_static_member_is_removed_after_the_session(quick, group
         assert len(await quick.members(group)) == 2
         await crew.shares(4)
         assert len(await quick.members(group)) == 1
+
+
+async def test_a_killed_static_member_comes_back_after_its_session(quick, group):
+    """The successor of a killed static member waits until the session is over, reports it once, and then reads on."""
+    topic, events = quick.topic_with(10), EventRecorder()
+    options = {"group_id": group, "group_instance_id": "one"}
+    await quick.configure(group, consumer_heartbeat_interval_ms=200, consumer_session_timeout_ms=2_000)
+
+    killed = quick.consumer(topic, **options)
+    await killed.start()
+    await killed.getone()
+    await kill(topic)
+    async with quick.consumer(topic, **options, client_id=group, hooks=[events]) as successor:
+        got = [await successor.getone(timeout_ms=30_000) for _ in range(10)]
+    await killed.stop()
+
+    assert [record.offset for record in got] == list(range(10))
+    (waiting,) = events.of(GroupRequestFailed)
+    assert "UNRELEASED_INSTANCE_ID" in waiting.error
+    assert waiting.reaction == "waiting until the session of the other member has ended"
+    assert not events.of(ConsumerFailed)
+
+
+async def test_a_member_that_waits_for_its_instance_id_can_be_stopped(quick, group):
+    """A member that waits for its instance id stops at once, and does not remove the holder of the id."""
+    topic, events = quick.topic(1), EventRecorder()
+    options = {"group_id": group, "group_instance_id": "one"}
+
+    async with ConsumerGroup(quick.consumer, topic, **options) as crew:
+        await crew.join()
+        await crew.shares(1)
+        before = await quick.members(group)
+        async with quick.consumer(topic, **options, client_id=group, hooks=[events], leave_on_stop=True):
+            await events.wait_for(GroupRequestFailed)
+        assert await quick.members(group) == before
+
+    assert {0} == {beat.member_epoch for beat in quick.heartbeats(group)}

@@ -28,6 +28,7 @@ from tailrace.core.group.events import (
     HeartbeatAnswered,
     HeartbeatOutcome,
     Identity,
+    InstanceHeld,
     InstanceReleased,
     JoinDue,
     JoinedAsFollower,
@@ -100,6 +101,7 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
         HeartbeatAnswered(),
         HeartbeatOutcome(Identity("me", 7), HeartbeatAnswered()),
         answer(),
+        InstanceHeld(FencedMemberError("held")),
         InstanceReleased(),
         TopicNamesFound({}),
         SessionKnown(30.0),
@@ -544,6 +546,57 @@ def test_lost_static_member_releases_its_instance_id_unless_unknown(event, epoch
     effects_after(one, event, Released())
 
     assert beat(one).identity == Identity("me", epoch, "i")
+
+
+HELD = InstanceHeld(FencedMemberError("held"))
+
+
+def refused(one: Kip848Member, now: float) -> list[object]:
+    """Answer the join that is due at ``now`` with a refusal because of the instance id, and return the effects."""
+    beat(one, now)
+    return effects_after(one, HELD, now=now)
+
+
+def test_static_member_waits_for_its_instance_id_for_a_session():
+    """While the group holds the instance id, a static member joins again after pauses; after a session, it fails."""
+    one = joining(instance_id="i")
+    effects_after(one, SessionKnown(10.0), HELD)
+
+    assert refused(one, NOW + 6) == refused(one, NOW + 11.9) == []
+    assert one.state is Kip848State.JOINING
+    assert beat(one, NOW + 12.9).identity == Identity("me", 0, "i")
+    assert FailMembership(HELD.error) in effects_after(one, HELD, now=NOW + 12.9)
+    assert one.state is Kip848State.FAILED
+
+
+def test_static_member_waits_longer_if_the_session_is_unknown():
+    """A member that may not read the group's session timeout waits for the longest session of a broker's defaults."""
+    one = joining(instance_id="i", session_timeout_s=6.0)
+    effects_after(one, HELD)
+
+    assert refused(one, NOW + 61) == []
+    assert FailMembership(HELD.error) in refused(one, NOW + 63)
+
+
+def test_static_member_waits_for_another_session_after_a_failover():
+    """Another coordinator restarts all sessions, so the wait for the instance id begins again, too."""
+    one = joining(instance_id="i")
+    effects_after(one, SessionKnown(10.0), HELD)
+    beat(one, NOW + 9)
+    effects_after(one, CoordinatorGone("moved"), now=NOW + 9)
+    beat(one, NOW + 10)
+    effects_after(one, InstanceReleased(), now=NOW + 10)
+
+    assert refused(one, NOW + 11) == refused(one, NOW + 20) == []
+    assert FailMembership(HELD.error) in refused(one, NOW + 24)
+
+
+def test_static_member_that_waits_for_its_instance_id_stops_without_a_leave():
+    """The group does not contain a member that waits for its instance id, so its stop sends no leave."""
+    one = joining(instance_id="i")
+
+    assert effects_after(one, HELD, StopMembership()) == []
+    assert one.state is Kip848State.LEFT
 
 
 def test_late_answer_to_a_static_join_still_counts():

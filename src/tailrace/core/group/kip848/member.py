@@ -23,6 +23,7 @@ from tailrace.core.group.events import (
     GroupEvent,
     GroupHeartbeatAnswered,
     Identity,
+    InstanceHeld,
     InstanceReleased,
     LeaveAnswered,
     MemberLost,
@@ -107,7 +108,7 @@ class Kip848Member(Kip848Steps):
         return self.state is Kip848State.JOINING or self.is_member
 
     def _is_expected(self, event: GroupEvent) -> bool:
-        if isinstance(event, GroupHeartbeatAnswered | InstanceReleased):
+        if isinstance(event, GroupHeartbeatAnswered | InstanceHeld | InstanceReleased):
             return self._heartbeats.in_flight is not None
         return self._names.in_flight is not None or not isinstance(event, TopicNamesFound)
 
@@ -144,6 +145,7 @@ def _rows() -> Iterator[Row[Any, Kip848State, Any]]:
     yield Row(heartbeat_states, (RetryLater, RebalanceCalled), step.retry)
     yield Row(heartbeat_states, CoordinatorGone, step.find_coordinator)
     yield Row((state.JOINING,), InstanceReleased, step.handle_instance_release)
+    yield Row(heartbeat_states, InstanceHeld, step.wait_for_instance, None, (state.FAILED, state.LEAVING))
     yield Row((state.JOINING,), (GenerationLost, MemberLost), step.back_off)
     yield Row(all_but(state, state.CLOSING, state.LEAVING), Resubscribed, step.resubscribe)
     yield Row(state, SessionKnown, step.set_session_timeout)

@@ -32,6 +32,7 @@ from tailrace.core.group.events import (
     GroupEvent,
     GroupHeartbeatAnswered,
     Identity,
+    InstanceHeld,
     MemberLost,
     MembershipFailed,
     PollingStalled,
@@ -51,6 +52,11 @@ from tailrace.records import TopicPartition
 __all__ = ["Kip848Steps"]
 
 NO_PARTITIONS: TopicIdPartitions = frozenset()
+
+_UNKNOWN_SESSION_S = 60.0
+"""Longest session that a broker configures by default (``group.consumer.max.session.timeout.ms``)."""
+_EXPIRY_GRACE_S = 2.0
+"""Time allowed for the coordinator to remove a member whose session has ended."""
 
 
 class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
@@ -88,6 +94,10 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         """Partitions of ``_awaited``, if it is a takeover or a release."""
         self._has_reported_assignment = False
         """True if a takeover, which calls the application's callbacks, has ended since the last join or release."""
+        self._is_session_known = False
+        """True if the session timeout is the one that the broker has for the group."""
+        self._instance_held_since: float | None = None
+        """Time at which this coordinator first refused to join because of the instance id; None if it has not."""
 
     @property
     def identity(self) -> Identity:
@@ -119,6 +129,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
 
     def set_session_timeout(self, event: SessionKnown, _now: float) -> None:
         """Use the session timeout that the broker has for the group."""
+        self._is_session_known = True
         self._heartbeats.session.session_timeout_s = event.timeout_s
 
     def resubscribe(self, event: Resubscribed, now: float) -> None:
@@ -127,6 +138,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
 
     def store_epoch(self, event: GroupHeartbeatAnswered, now: float) -> None:
         """Store the member epoch of the answer, and schedule the next heartbeat."""
+        self._instance_held_since = None
         self._epoch = event.epoch
         self._heartbeats.note_answer(event.interval_s, now)
 
@@ -184,6 +196,22 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
         self._heartbeats.is_instance_held = False
         self._heartbeats.note_failure(now)
 
+    def wait_for_instance(self, event: InstanceHeld, now: float) -> Kip848State | None:
+        """Join again after a pause, because the member with this instance id may have died.
+
+        A dead member holds the instance id until its session ends. If the id is held for longer, the other member is
+        alive, and this membership fails.
+        """
+        if self._instance_held_since is None:
+            self._instance_held_since = now
+        session_s = self._heartbeats.session.session_timeout_s
+        limit_s = (session_s if self._is_session_known else max(session_s, _UNKNOWN_SESSION_S)) + _EXPIRY_GRACE_S
+        if self.state is not Kip848State.JOINING or now >= self._instance_held_since + limit_s:
+            return self.fail(MembershipFailed(event.error), now) or Kip848State.FAILED
+        self._heartbeats.is_known = False
+        self.back_off(event, now)
+        return None
+
     def retry(self, _event: GroupEvent, now: float) -> None:
         """Schedule a heartbeat soon after a failed request, and repeat a request for topic names that is in flight."""
         self._heartbeats.hasten_after_error(now)
@@ -191,6 +219,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
 
     def find_coordinator(self, event: CoordinatorGone, now: float) -> None:
         """Look up the coordinator again; repeat the heartbeat, and a request for topic names that is in flight."""
+        self._instance_held_since = None  # Another coordinator restarts all sessions.
         self._heartbeats.note_failure(now)
         self._names.note_failure(now)
         self._effects.append(ForgetCoordinator(event.reason))
