@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tailrace._native import BatchDecoder
     from tailrace.batches.columns import ColumnBuilder
 
-__all__ = ["RecordBatch", "RecordDecoder", "split"]
+__all__ = ["RecordBatch", "RecordDecoder", "batches_of", "split"]
 
 
 _BatchDecoder = batch_decoder
@@ -338,13 +338,12 @@ def _nullable_bytes(reader: FrameReader) -> bytes | None:
     return None if length < 0 else bytes(reader.view(length))
 
 
-def split(records: memoryview) -> list[RecordBatch]:
-    """Return the batches of a record set; ignore an incomplete batch at its end, which the protocol allows.
+def batches_of(records: memoryview) -> Iterator[RecordBatch]:
+    """Yield the batches of a record set; ignore an incomplete batch at its end, which the protocol allows.
 
     Raises:
-        MalformedMessageError: the length of a batch is invalid.
+        MalformedMessageError: the format or length of the next batch is invalid; the batches before it were yielded.
     """
-    batches = []
     records = _copy_if_small(records)
     at, end = 0, len(records)
     while end - at >= _PREFIX.size:
@@ -353,13 +352,21 @@ def split(records: memoryview) -> list[RecordBatch]:
             raise MalformedMessageError(f"a record batch of format {magic} claims {length} bytes")
         next_at = at + _LENGTH_ENDS_AT + length
         if next_at > end:
-            break
+            return
         try:
-            batches.append(RecordBatch(records[at:next_at], base_offset, leader_epoch, magic))
+            yield RecordBatch(records[at:next_at], base_offset, leader_epoch, magic)
         except _DECODE_ERRORS as error:
             raise MalformedMessageError(f"the record batch is too short: {error}") from error
         at = next_at
-    return batches
+
+
+def split(records: memoryview) -> list[RecordBatch]:
+    """Return the batches of ``batches_of``.
+
+    Raises:
+        MalformedMessageError: the format or length of a batch is invalid.
+    """
+    return list(batches_of(records))
 
 
 def _copy_if_small(records: memoryview) -> memoryview:

@@ -22,6 +22,8 @@ def fault_of(config: ConsumerConfig, batch: RecordBatch) -> str | None:
     # The checksum is verified before any byte that it covers is interpreted.
     if config.check_crcs and not batch.checksum_holds():
         return "the checksum of the batch is wrong"
+    if batch.next_offset <= batch.base_offset:
+        return f"the last offset of the batch, {batch.next_offset - 1}, is below its first, {batch.base_offset}"
     if batch.is_control:
         try:
             batch.is_abort_marker()

@@ -11,6 +11,7 @@ in which its request was sent, so records that arrive after a seek or a rebalanc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from tailrace.auto_reset_event import AutoResetEvent
-from tailrace.batches.record_batch import split
+from tailrace.batches.record_batch import batches_of
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.deserializers import make_deserializers
@@ -475,14 +476,9 @@ class Fetcher:
             self.wake()
         if not fetched.records:
             return
-        try:
-            batches = split(fetched.records)
-        except MalformedMessageError as error:
-            self._handle_corrupt(position, str(error))
-            return
         aborted = fetched.aborted_transactions if is_committed else None
         last: BufferedBatch | None = None
-        for batch, is_visible in visible(self._readable_batches(position, batches), aborted):
+        for batch, is_visible in visible(self._readable_batches(position, fetched.records), aborted):
             if (fault := size_error(self._config, position, batch)) is not None:
                 self._reader.put(position.partition, BufferedBatch(batch.next_offset, error=fault), 0)
                 position.stop_fetching()
@@ -503,16 +499,25 @@ class Fetcher:
                 self._fetched[position.partition] += batch.next_offset - batch.base_offset
             position.set_fetched(batch.next_offset, batch.leader_epoch)
 
-    def _readable_batches(self, position: Position, batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
+    def _readable_batches(self, position: Position, records: memoryview) -> Iterator[RecordBatch]:
         """Yield the batches from the next offset to fetch on; at an unreadable batch, handle it as corrupt and stop."""
-        for batch in batches:
-            if batch.next_offset <= (position.fetched or 0):
-                continue
-            if (fault := fault_of(self._config, batch)) is not None:
-                self._handle_corrupt(position, fault, batch.next_offset)
-                return
-            self._corrupt.pop(position.partition, None)
-            yield batch
+        batches, batch = batches_of(records), None
+        try:
+            for batch in batches:
+                # Until the batch is checked, its offsets may be corrupt, too.
+                if (fault := fault_of(self._config, batch)) is not None:
+                    self._handle_corrupt(position, fault, _end_of_corrupt(position, batch, batches))
+                    return
+                if batch.next_offset <= (position.fetched or 0):
+                    continue
+                self._corrupt.pop(position.partition, None)
+                yield batch
+        except MalformedMessageError as error:
+            self._handle_corrupt(position, str(error))
+            return
+        if batch is None:
+            # The broker leaves out an incomplete batch only after a complete one, or sends no records (KIP-74).
+            self._handle_corrupt(position, f"{len(records)} bytes of records contain no complete record batch")
 
     def _handle_corrupt(self, position: Position, reason: str, next_offset: int | None = None) -> None:
         """Fetch a corrupt batch again, because the network may have damaged it; after three attempts, deliver an error.
@@ -535,6 +540,22 @@ class Fetcher:
         now = self._loop.time()
         for position in positions:
             position.back_off(now + self._backoff.pause_s(position.failures + 1, random.random()))  # noqa: S311
+
+
+def _end_of_corrupt(position: Position, batch: RecordBatch, following: Iterator[RecordBatch]) -> int | None:
+    """Return the offset after a corrupt batch; None if it is unknown.
+
+    The batch may claim any offset as its last. The claim is used only if it lies between the position and the next
+    batch, or the end of the log.
+    """
+    after = None
+    with contextlib.suppress(MalformedMessageError):
+        # The first offset of a compressed batch of format 0 or 1 is not in its header.
+        after = next((one.base_offset for one in following if one.first_timestamp is not None), None)
+    fetched, end = position.fetched or 0, position.high_watermark if after is None else after
+    if end is None or end <= fetched:
+        return None
+    return batch.next_offset if fetched < batch.next_offset <= end else after
 
 
 def connection_name(name: str, number: int, *, is_for_added: bool = False) -> str:
