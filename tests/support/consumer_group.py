@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Self
 
+import aiokafka
+
 from tailrace import Consumer, Record
 
 
@@ -95,3 +97,15 @@ async def kill(topic: str) -> None:
     (task,) = (one for one in asyncio.all_tasks() if one.get_name() == f"tailrace consumer {topic}")
     task.cancel()
     await asyncio.wait({task})
+
+
+async def commit_as_it_is(bootstrap_servers, group, topic, offset, text):
+    """Commit metadata byte for byte, as any client of the group can."""
+    consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=bootstrap_servers, group_id=group, enable_auto_commit=False)
+    await consumer.start()
+    try:
+        place = aiokafka.TopicPartition(topic, 0)
+        consumer.assign([place])
+        await consumer.commit({place: aiokafka.structs.OffsetAndMetadata(offset, text)})
+    finally:
+        await consumer.stop()

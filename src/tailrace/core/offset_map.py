@@ -144,6 +144,8 @@ class OffsetMap:
 
     def from_offset(self, offset: int) -> OffsetMap | None:
         """Return the part of the map from ``offset`` on; None if the map ends before."""
+        if offset == self.base:
+            return self
         if self.limit <= offset:
             return None
         return OffsetMap(
@@ -159,15 +161,23 @@ class OffsetMap:
         self.topic_id, self.leader_epoch = topic_id, leader_epoch
         return self
 
-    def contradiction(self, topic_id: str, end_offset: int) -> str:
-        """Return why the map cannot describe a log with this topic id and end offset; empty if it can.
+    def contradiction(self, topic_id: str, end_offset: int, current_epoch: int = -1) -> str:
+        """Return why the map cannot describe a log; empty if it can.
 
-        ``topic_id`` is empty if the id is unknown.
+        Args:
+            topic_id: topic id of the log; empty if unknown.
+            end_offset: end offset of the log.
+            current_epoch: epoch of the log's leader; -1 if unknown.
         """
         if topic_id and self.topic_id is not None and str(self.topic_id) != topic_id:
             return f"the offset map belongs to topic id {self.topic_id}, but the topic now has id {topic_id}"
         if self.limit > end_offset:
             return f"the offset map covers offsets below {self.limit}, but the log ends at {end_offset}"
+        if 0 <= current_epoch < self.leader_epoch:
+            return (
+                f"the offset map covers records up to leader epoch {self.leader_epoch}, but the leader has epoch"
+                f" {current_epoch}"
+            )
         return ""
 
     def epoch_contradiction(self, end_offset: int) -> str:

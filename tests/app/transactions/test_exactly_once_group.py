@@ -8,17 +8,19 @@ from collections import Counter
 import pytest
 
 from tailrace import App, Message, Record, Retry
+from tailrace.core.offset_map import OffsetMap, encode_metadata
 from tailrace.error_codes import ErrorCode
 from tailrace.observe.events import (
     DrainTimedOut,
     FinishedRecordsSkipped,
+    OffsetMapIgnored,
     PartitionsAssigned,
     PartitionsRevoked,
     TransactionAborted,
 )
 from tailrace.protocol.classic_group import JoinGroupRequest, SyncGroupRequest
 from tailrace.protocol.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
-from tests.support.consumer_group import until
+from tests.support.consumer_group import commit_as_it_is, until
 from tests.support.pipelines import check, direct, fill, offsets_now, passing_on, until_committed
 from tests.support.transaction_faults import with_code
 
@@ -189,6 +191,60 @@ async def test_records_finished_before_the_switch_to_exactly_once_are_skipped(
     assert recorder.of(FinishedRecordsSkipped)
     assert sorted(done + seen) == [*range(40)]
     await check(ledger, target, seen)
+
+
+async def test_records_that_an_earlier_owner_finished_are_skipped_after_an_abort(  # noqa: PLR0917 - fixtures
+    own_server, ledger, witness, new_app, group, recorder
+):
+    """Records that are left out as finished stay finished if the transaction after a commit among them is aborted."""
+    source, target = ledger.topic(), ledger.topic()
+    fill(witness, source, range(40), keys=40)
+    await commit_as_it_is(
+        own_server.bootstrap_servers, group, source, 0, encode_metadata(OffsetMap(0, 40, (0, 7)), "", 4_096).text
+    )
+    app = new_app(max_queued_records=8, transaction_timeout_ms=1_000)
+    seen: list[int] = []
+
+    @app.handler(source, publish=target, order_by="key", concurrency=1, retry=Retry(attempts=2, backoff_ms=1_000))
+    async def pass_on(record: Record) -> Message:
+        seen.append(int(record.value))
+        if record.value == b"0":
+            # Longer than transaction_interval_ms, so that record 7 waits for the next transaction.
+            await asyncio.sleep(0.3)
+        elif seen.count(7) == 1:
+            raise ValueError("the transaction is aborted, because the retry takes longer than its timeout")
+        return Message(record.value, key=record.key)
+
+    async with app:
+        await until_committed(ledger, group, source, 40)
+
+    assert recorder.of(TransactionAborted)
+    assert (seen, recorder.of(OffsetMapIgnored)) == ([0, 7, 7], [])
+    await check(ledger, target, [0, 7])
+
+
+async def test_a_map_that_is_ignored_after_an_abort_is_reported(  # noqa: PLR0917 - fixtures
+    own_server, ledger, witness, new_app, group, recorder
+):
+    """Each time records are read from a commit whose map cannot be used, an event tells it."""
+    source, target = ledger.topic(), ledger.topic()
+    fill(witness, source, range(4), keys=1)
+    damaged = encode_metadata(OffsetMap(0, 4, (0,)), "", 4_096).text.replace("omap:1:", "omap:1:0", 1)
+    await commit_as_it_is(own_server.bootstrap_servers, group, source, 0, damaged)
+    app = new_app(transaction_timeout_ms=500, retry=Retry(attempts=2, backoff_ms=500, jitter=False))
+    seen: list[int] = []
+
+    async def first_fails_once(_record: Record) -> None:
+        if seen == [0]:
+            assert len(recorder.of(OffsetMapIgnored)) == 1
+            raise ValueError("the transaction is aborted")
+
+    seen = passing_on(app, source, target, first=first_fails_once)
+    async with app:
+        await until_committed(ledger, group, source, 4)
+
+    assert [one.offset for one in recorder.of(OffsetMapIgnored)] == [0, 0]
+    await check(ledger, target, range(4))
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 
-import aiokafka
 import pytest
 
 from tailrace import OffsetAndMetadata, TopicPartition
@@ -22,7 +21,7 @@ from tailrace.observe.events import (
     OffsetsCommitted,
     PartitionsAssigned,
 )
-from tests.support.consumer_group import until
+from tests.support.consumer_group import commit_as_it_is, until
 from tests.support.event_recorder import EventRecorder
 from tests.support.proxied_broker import ProxiedBroker
 
@@ -172,18 +171,6 @@ async def test_foreign_metadata_is_ignored_and_counted(topic, by_hand, events, *
     assert (own.offset, own.metadata) == (40, f"{metadata}\0" if kind is ForeignMetadataFound else "")
 
 
-async def commit_as_it_is(bootstrap_servers, group, topic, offset, text):
-    """Commit metadata byte for byte, as any client of the group can."""
-    consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=bootstrap_servers, group_id=group, enable_auto_commit=False)
-    await consumer.start()
-    try:
-        place = aiokafka.TopicPartition(topic, 0)
-        consumer.assign([place])
-        await consumer.commit({place: aiokafka.structs.OffsetAndMetadata(offset, text)})
-    finally:
-        await consumer.stop()
-
-
 async def test_an_offset_map_beyond_the_log_skips_no_record(topic, by_hand, events, *, witness, group, kafka_server):
     """An offset map that exceeds the end of the log is ignored with an event, and not committed again."""
     forged = encode_metadata(OffsetMap(40, 1 << 62, (40,)), "", 4_096).text
@@ -201,6 +188,33 @@ async def test_an_offset_map_beyond_the_log_skips_no_record(topic, by_hand, even
     assert (ignored.partition, ignored.offset) == (TopicPartition(topic, 0), 40)
     assert f"covers offsets below {1 << 62}, but the log ends at 100" in ignored.reason
     assert (await witness.committed(group, topic, 1), await witness.metadata(group, topic)) == ({0: 105}, "")
+
+
+async def test_an_offset_map_later_than_the_leader_skips_no_record(topic, by_hand, events, *, group, kafka_server):
+    """An offset map whose leader epoch the leader has not reached describes another log, and is ignored."""
+    foreign = encode_metadata(OffsetMap(40, 90, (40,), leader_epoch=99), "", 4_096).text
+    await commit_as_it_is(kafka_server.bootstrap_servers, group, topic, 40, foreign)
+
+    async with by_hand(topic) as consumer:
+        records = await read(consumer, 60)
+
+    assert [record.offset for record in records] == list(range(40, 100))
+    (ignored,) = events.of(OffsetMapIgnored)
+    assert "leader epoch 99, but the leader has epoch 0" in ignored.reason
+
+
+async def test_the_offset_map_is_kept_while_its_records_are_in_flight(topic, by_hand, witness, group):
+    """An owner that has read past the map, and has finished nothing, commits the whole map."""
+    async with by_hand(topic) as first:
+        await finish_all_but({3, 50, 77}, first, 100)
+    async with by_hand(topic, ack="auto") as second:
+        records = await second.getmany(max_records=4, timeout_ms=1_000)
+        await second.commit({TopicPartition(topic, 0): 3})
+        metadata = decode_metadata(await witness.metadata(group, topic), 3)
+
+    assert [record.offset for record in records] == [3, 50, 77]
+    assert metadata.offset_map is not None
+    assert (metadata.offset_map.limit, list(metadata.offset_map.unfinished_from(3))) == (100, [3, 50, 77])
 
 
 async def test_an_offset_map_of_a_deleted_topic_skips_no_record(

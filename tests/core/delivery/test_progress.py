@@ -294,6 +294,46 @@ def test_map_of_an_earlier_owner_is_kept():
     assert (progress.finished, progress.offset_map()) == (20, None)
 
 
+def test_a_map_begins_at_the_offset_that_is_committed_with_it():
+    """The map begins at the committed offset, even if an earlier owner has finished the records before it."""
+    progress = Progress(ONE, 0, OffsetMap(0, 10, (0, 7), leader_epoch=3))
+    take(first := delivered(progress, 0, end=5), 1)
+    first.close_if_done()
+    delivered(progress, 7, end=8)
+
+    assert (progress.finished, progress.offset_map(leader_epoch=2)) == (7, OffsetMap(7, 10, (7,), leader_epoch=3))
+
+
+@pytest.mark.parametrize("way", ["polled", "other process"])
+def test_the_map_of_an_earlier_owner_is_kept_while_records_below_its_limit_are_in_flight(way):
+    """Records that an earlier owner has finished stay in the map after the position has passed them."""
+    progress = Progress(ONE, 0, OffsetMap(0, 10, (0,)))
+    lease = delivered(progress, 0, in_flight=InFlight.LAST)
+    if way == "polled":
+        lease.take(1)
+    else:
+        lease.move_to_process()
+    progress.skip(10)
+
+    assert (progress.finished, progress.offset_map()) == (0, OffsetMap(0, 10, (0,)))
+    lease.finish_through(1)
+    assert (progress.finished, progress.offset_map(), progress.known) == (10, None, None)
+
+
+def test_the_map_is_bound_to_the_latest_epoch_of_its_records():
+    """The leader epoch of a map is that of its last record, whichever owner has finished it."""
+    progress = Progress(ONE, 0, OffsetMap(0, 10, (0,), leader_epoch=5))
+    lease = delivered(progress, 0, in_flight=InFlight.LAST)
+    lease.take(1)
+    assert progress.offset_map(leader_epoch=4).leader_epoch == 5
+
+    progress.skip(10)
+    start(progress, delivered(progress, 10, 11), 2)
+    progress.finish(11)
+
+    assert progress.offset_map(leader_epoch=6) == OffsetMap(0, 12, (0, 10), leader_epoch=6)
+
+
 def test_repr_shows_the_offsets(progress):
     lease = delivered(progress, 12)
     assert repr(lease) == "<Lease t[0] lowest=12 end=13>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -18,6 +19,7 @@ from hypothesis.stateful import (
 
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.delivery.progress import InFlight, Lease, Progress
+from tailrace.core.offset_map import OffsetMap, decode_metadata, encode_metadata
 from tailrace.records import Record, TopicPartition
 from tests.support.simulation.records import records_at
 
@@ -37,7 +39,10 @@ class Held:
 
 
 class Model(RuleBasedStateMachine):
-    """Partition whose records are delivered, started, finished, abandoned, given back and committed."""
+    """Partition whose records are delivered, started, finished, abandoned, given back and committed.
+
+    An earlier owner may have finished any of them.
+    """
 
     @initialize(gaps=st.lists(st.integers(0, 2), min_size=1, max_size=40))
     def begin_log(self, gaps):
@@ -48,8 +53,10 @@ class Model(RuleBasedStateMachine):
         self.old: list[Held] = []
         self.begin(0)
 
-    def begin(self, index):
-        self.position.begin(self.log[index] if index < len(self.log) else self.log[-1] + 1)
+    def begin(self, index, known=None):
+        start = self.log[index] if index < len(self.log) else self.log[-1] + 1
+        self.position.begin(start if known is None else known.base, known=known)
+        self.known = known
         self.base = self.fetched = self.delivered = self.position.delivered
         self.held: list[Held] = []
         self.state: dict[int, str] = {}
@@ -61,6 +68,9 @@ class Model(RuleBasedStateMachine):
 
     def behind(self, offset):
         return [one for one in self.log if one >= offset]
+
+    def is_known(self, offset):
+        return self.known is not None and self.base <= offset and self.known.is_finished(offset)
 
     # ---- delivery --------------------------------------------------------------------------------------------------
 
@@ -77,6 +87,10 @@ class Model(RuleBasedStateMachine):
             return
         following = self.behind(offsets[-1] + 1)
         self.delivered = min(following[0] if following else offsets[-1] + 1, self.fetched)
+        offsets = [one for one in offsets if not self.is_known(one)]
+        if not offsets:
+            self.position.skip(self.delivered, 0)
+            return
         lease = self.position.deliver(
             records_at(offsets, ONE), self.delivered, 0, InFlight.LAST if is_polled else InFlight.NOTHING
         )
@@ -168,6 +182,10 @@ class Model(RuleBasedStateMachine):
             offsets = [one for one in self.behind(self.delivered) if one < self.fetched][:count]
             if offsets:
                 self.delivered = offsets[-1] + 1
+                offsets = [one for one in offsets if not self.is_known(one)]
+                if not offsets:
+                    self.position.skip(self.delivered, 0)
+                    continue
                 self.position.deliver(records_at(offsets, ONE), self.delivered).move_to_process()
                 self.state |= dict.fromkeys(offsets, IN_FLIGHT)
         if not self.state:
@@ -175,9 +193,11 @@ class Model(RuleBasedStateMachine):
         handed, done = sorted(data.draw(st.tuples(*[st.sampled_from(sorted(self.state))] * 2)), reverse=True)
         self.progress.finish_through(done)
         assert self.progress.finished == done
+        self.check_known()
         self.progress.cut(handed)
         self.progress.finish_through(handed)
         assert (self.progress.finished, self.progress.delivered) == (handed, handed)
+        self.check_known()
         assert not self.progress.has_in_flight
         self.delivered = handed
         self.state.clear()
@@ -188,6 +208,14 @@ class Model(RuleBasedStateMachine):
     def seek(self, index):
         self.old = self.held
         self.begin(index)
+
+    @rule(data=st.data(), index=st.integers(0, 40), size=st.integers(1, 40))
+    def take_over(self, data, index, size):
+        """Begin at a commit with the offset map of an earlier owner."""
+        base = self.log[min(index, len(self.log) - 1)]
+        unfinished = data.draw(st.sets(st.integers(base, base + size - 1), max_size=size)) - {base + size - 1}
+        self.old = self.held
+        self.begin(index, OffsetMap(base, base + size, sorted(unfinished), leader_epoch=7))
 
     @precondition(lambda self: self.old)
     @rule(data=st.data(), what=st.sampled_from(["take", "finish", "poll", "abandon", "start"]))
@@ -246,6 +274,22 @@ class Model(RuleBasedStateMachine):
             assert not counts_as_finished or is_ is FINISHED, "an unfinished record counts as finished"
             if is_ is FINISHED:
                 assert counts_as_finished, "a finished record does not count as finished"
+        self.check_known()
+
+    def check_known(self):
+        """Check that the map begins at its commit, and contains the records that an earlier owner has finished."""
+        found, finished = self.position.offset_map, self.progress.finished
+        assert self.position.to_commit() == (finished, found)
+        if found is not None:
+            decoded = decode_metadata(encode_metadata(found, "", 4_096).text, finished)
+            assert (decoded.offset_map, decoded.problem) == (found, ""), "the next owner ignores the map"
+            assert found.limit <= self.delivered or found.leader_epoch == 7, "the map is bound to an older epoch"
+        for offset in self.behind(finished):
+            counts_as_finished = found is not None and found.is_finished(offset)
+            if self.is_known(offset):
+                assert counts_as_finished, "a record that an earlier owner has finished would be handled again"
+            elif offset >= self.delivered:
+                assert not counts_as_finished, "a record that was not delivered counts as finished"
 
 
 TestModel = Model.TestCase
@@ -268,11 +312,27 @@ def _deliver_too_far(self: Progress, records: list[Record], end: int, in_flight:
     return lease
 
 
-def _begin_in_the_same_epoch(self: Position, offset: int, *_: object) -> None:
+def _begin_in_the_same_epoch(self: Position, offset: int, *_: object, **_known: object) -> None:
     if self.progress is None:
         self.progress = Progress(self.partition, offset)
     self.progress.delivered = self.progress.fetched = self.progress._closed_to = offset
     self.has_stale_commit = True
+
+
+_offset_map = Progress.offset_map
+
+
+def _map_that_begins_at_the_last_slice(self: Progress, *log: Any) -> OffsetMap | None:
+    found, end = _offset_map(self, *log), self._finished_to()
+    if found is None or end >= found.base:
+        return found
+    return OffsetMap(end, found.limit, found.unfinished_from(end), leader_epoch=found.leader_epoch)
+
+
+def _known_until_delivered(self: Progress) -> OffsetMap | None:
+    if self._known is not None and self._known.limit <= self.next_offset:
+        self._known = None
+    return self._known
 
 
 def _commit_more_than_is_finished(self: Position, offset: int, *_: object) -> None:
@@ -287,7 +347,9 @@ FAULTS = {
     "an abandoned record counts as finished": (Progress, "abandon", _forget_the_abandoned),
     "a record that was given back counts as delivered": (Progress, "give_back", _forget_to_lower),
     "a lease of an old epoch changes the present one": (Position, "begin", _begin_in_the_same_epoch),
-    "what is finished behind the commit is forgotten": (Progress, "offset_map", lambda _self: None),
+    "what is finished behind the commit is forgotten": (Progress, "offset_map", lambda _self, *_log: None),
+    "a map begins before its commit": (Progress, "offset_map", _map_that_begins_at_the_last_slice),
+    "the map of an earlier owner is forgotten too early": (Progress, "known", property(_known_until_delivered)),
     "a record that was not taken is in the map": (Lease, "open_offsets", lambda _self: iter(())),
     "a commit is noted above what is finished": (Position, "note_committed", _commit_more_than_is_finished),
 }

@@ -286,9 +286,7 @@ class TransactionPartitions:
         """Return the offset to commit with the offset map as its metadata, and update ``map_fill``."""
         offset, metadata = entry.end_offset, ""
         if entry.is_current:
-            offset, offset_map = entry.progress.lowest, entry.progress.offset_map()
-            if offset_map is not None:
-                offset_map = offset_map.bind_to_log(entry.position.topic_id, entry.position.delivered_epoch)
+            offset, offset_map = entry.position.to_commit()
             encoded = encode_metadata(offset_map, "", self._metadata_bytes)
             metadata, entry.map_fill = encoded.text, encoded.fill
         return OffsetAndMetadata(offset, metadata, None if entry.leader_epoch < 0 else entry.leader_epoch)

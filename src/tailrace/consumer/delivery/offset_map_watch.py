@@ -65,10 +65,18 @@ class OffsetMapWatch:
             self._observer.emit(OffsetMapFound(partition, offset, finished, decoded.writer))
         self.ignored += bool(decoded.problem) or decoded.is_foreign
 
-    def check_log(self, position: Position, end_offset: int) -> None:
-        """Drop an earlier owner's offset map if the topic id or end offset shows that the map is of another log."""
+    def check_log(self, position: Position, end_offset: int, current_epoch: int) -> None:
+        """Drop an earlier owner's offset map if it is of another log.
+
+        Args:
+            position: position of the partition, with the topic id of the log.
+            end_offset: end offset of the log.
+            current_epoch: epoch of the leader; -1 if unknown.
+        """
         known = position.progress.known if position.progress is not None else None
-        if known is not None and (reason := known.contradiction(str(position.topic_id or ""), end_offset)):
+        if known is None:
+            return
+        if reason := known.contradiction(str(position.topic_id or ""), end_offset, current_epoch):
             self._drop_known(position, reason)
 
     def check_batch(self, position: Position, base_offset: int, leader_epoch: int) -> None:
@@ -91,6 +99,9 @@ class OffsetMapWatch:
         """Return ``records`` without those that an earlier owner has finished; count these for an event."""
         known = position.progress.known if position.progress is not None else None
         if known is None:
+            return records
+        if records and records[0].offset >= known.limit:
+            self._report_skipped(position.partition)
             return records
         left = [record for record in records if not known.is_finished(record.offset)]
         partition = position.partition

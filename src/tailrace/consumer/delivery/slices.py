@@ -202,7 +202,7 @@ class SliceReader:
         self, buffered: BufferedBatch, position: Position, count: int, columns: ColumnBuilder | None
     ) -> tuple[Sequence[Record], bool]:
         """Take and return the next records; also return True if they were added to ``columns``, otherwise False."""
-        has_known = position.progress is not None and position.progress.known is not None
+        has_known = position.progress is not None and position.progress.has_known_ahead
         if columns is None or has_known or self._gaps is not None:
             # Some of these records may not be delivered, so the caller adds the others to the columns.
             return buffered.take(position, count), False

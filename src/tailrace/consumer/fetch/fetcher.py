@@ -466,7 +466,10 @@ class Fetcher:
         if is_from_leader:
             # Only the end offset of the leader is compared, because a follower's log may end before the records of the
             # offset map.
-            self._reader.maps.check_log(position, fetched.high_watermark)
+            leadership = self._cluster.topology.leader(position.partition)
+            self._reader.maps.check_log(
+                position, fetched.high_watermark, -1 if leadership is None else leadership.epoch
+            )
         is_committed = self._config.isolation_level == "read_committed"
         stable = fetched.last_stable_offset if is_committed else -1
         position.last_stable_offset = stable if stable >= 0 else fetched.high_watermark

@@ -93,6 +93,6 @@ class StartPositions:
         # it by the former topic id.
         position.fetched_topic_id = topic_id
         position.note_committed(offset, decoded.user_text, decoded.offset_map)
-        if not position.is_fetchable:
-            # Report the map after an assignment only, and not when the position is set back to a committed offset.
+        if not position.is_fetchable or decoded.problem:
+            # A map that is used is reported after an assignment only, and not when records are read again.
             self._reader.maps.report_found(position, decoded)

@@ -138,12 +138,14 @@ class Position:
 
     @property
     def offset_map(self) -> OffsetMap | None:
-        """Finished offsets after ``finished``; None if there are none."""
-        if self.progress is None or (found := self.progress.offset_map()) is None:
-            return None
-        if self.progress.known is None:
-            found.bind_to_log(self.topic_id, self.delivered_epoch)
-        return found
+        """Map of the offsets finished after the lowest unfinished offset, which is its base; None if there are none."""
+        return None if self.progress is None else self.progress.offset_map(self.topic_id, self.delivered_epoch)
+
+    def to_commit(self) -> tuple[int, OffsetMap | None]:
+        """Return the lowest unfinished offset, and the offset map to commit with it."""
+        assert self.progress is not None
+        found = self.offset_map
+        return (self.progress.lowest, None) if found is None else (found.base, found)
 
     @property
     def topic_id(self) -> UUID | None:

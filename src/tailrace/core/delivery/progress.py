@@ -19,6 +19,7 @@ from enum import Enum
 from heapq import merge
 from itertools import islice
 from operator import attrgetter, length_hint
+from uuid import UUID
 
 from tailrace.core.delivery.started_offsets import StartedOffsets
 from tailrace.core.offset_map import OffsetMap
@@ -268,8 +269,8 @@ class Progress:
     Args:
         partition: the partition.
         base: first offset to read.
-        known: offset map of an earlier owner. It is part of ``offset_map`` until the position has passed its limit, so
-            that it is not lost if the partition is reassigned before.
+        known: offset map of an earlier owner. It is part of ``offset_map`` until all records below its limit are
+            finished, so that it is not lost if the partition is reassigned before.
 
     Attributes:
         fetched: next offset to fetch; None while nothing may be fetched after the buffered batches.
@@ -320,6 +321,9 @@ class Progress:
     def skip(self, to: int) -> None:
         """Skip offsets below ``to`` that hold no deliverable record (control, aborted, compacted)."""
         self.delivered = max(self.delivered, to)
+        if not self._leases:
+            # After ``cut``, the partition continues after these offsets.
+            self._closed_to = max(self._closed_to, self.delivered)
 
     def add_shares(self, lease: Lease, shares: Iterable[Sequence[Record]], end: int) -> list[Lease]:
         """Add and return a lease that ends at ``end`` for each of ``shares`` that has records; see ``Lease.share``."""
@@ -452,10 +456,15 @@ class Progress:
 
     @property
     def known(self) -> OffsetMap | None:
-        """Offset map of an earlier owner; None if there is none, or if the position has passed its limit."""
-        if self._known is not None and self._known.limit <= self.next_offset:
+        """Offset map of an earlier owner; None if there is none, or if all records below its limit are finished."""
+        if self._known is not None and self._known.limit <= self.lowest:
             self._known = None
         return self._known
+
+    @property
+    def has_known_ahead(self) -> bool:
+        """True if the offset map of an earlier owner covers offsets that are not delivered yet."""
+        return self._known is not None and self._known.limit > self.delivered
 
     @property
     def finished_after_lowest(self) -> int:
@@ -477,28 +486,37 @@ class Progress:
         """Drop the offset map of an earlier owner, so that the records finished there are handled again."""
         self._known = None
 
-    def offset_map(self) -> OffsetMap | None:
-        """Return the offsets finished after ``lowest``; None if there are none."""
+    def offset_map(self, topic_id: UUID | None = None, leader_epoch: int = -1) -> OffsetMap | None:
+        """Return the map of the offsets finished after ``lowest``, which is its base; None if there are none.
+
+        Args:
+            topic_id: topic id of the delivered records; None if unknown.
+            leader_epoch: leader epoch of the record delivered last; -1 if unknown.
+        """
         known = self.known
         if not (self._offsets or self._leases or known):
             return None
-        end, not_finished = self._finished_to(), self._offsets.in_flight | self._offsets.abandoned
+        lowest_offset = self.lowest
+        # With a known map, records that were left out may be followed by records that have not started.
+        end = max(self._finished_to(), lowest_offset)
+        not_finished = self._offsets.in_flight | self._offsets.abandoned
         for lease in self._leases:
             if (lowest := lease.lowest) is not None and lowest < end:
                 not_finished.update(offset for offset in lease.open_offsets() if offset < end)
-        finished = min(self.lowest, end)
         limit = end
         while limit - 1 in not_finished:
             limit -= 1
         if known is None or known.limit <= end:
-            if limit <= finished:
+            if limit <= lowest_offset:
                 return None
-            return OffsetMap(finished, limit, sorted(offset for offset in not_finished if offset < limit))
+            unfinished = iter(sorted(offset for offset in not_finished if offset < limit))
+            return OffsetMap(lowest_offset, limit, unfinished, topic_id=topic_id, leader_epoch=leader_epoch)
         limit = known.limit
         # The known map is not expanded, because it may cover many more offsets than are in flight here.
         rest = (offset for offset in known.unfinished_from(end) if offset not in not_finished)
         unfinished = merge(sorted(offset for offset in not_finished if offset < limit), rest)
-        return OffsetMap(finished, limit, unfinished).bind_to_log(known.topic_id, known.leader_epoch)
+        topic_id, leader_epoch = known.topic_id or topic_id, known.leader_epoch
+        return OffsetMap(lowest_offset, limit, unfinished, topic_id=topic_id, leader_epoch=leader_epoch)
 
     def _finished_to(self) -> int:
         """Return the offset from which on no record is finished."""

@@ -113,11 +113,10 @@ class Commits:
 
     def _entry(self, position: Position) -> tuple[CommitOffset, CommitNote]:
         assert position.finished is not None
-        user_text = position.committed_metadata if position.finished == position.committed else ""
-        entry = CommitOffset(
-            *position.partition, position.finished, position.delivered_epoch, user_text, _topic_id(position)
-        )
-        return self._with_map(entry, self._map_of(position), position)
+        offset, offset_map = position.to_commit() if self._max_bytes else (position.finished, None)
+        user_text = position.committed_metadata if offset == position.committed else ""
+        entry = CommitOffset(*position.partition, offset, position.delivered_epoch, user_text, _topic_id(position))
+        return self._with_map(entry, offset_map, position)
 
     def _with_map(
         self, entry: CommitOffset, offset_map: OffsetMap | None, position: Position | None
