@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
+import subprocess
 import threading
 import uuid
 from collections.abc import Callable, Iterable
@@ -16,9 +18,9 @@ import pytest
 from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka import Message, Producer
 from confluent_kafka import TopicPartition as ConfluentTopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from tailrace import BrokerError, Record
+from tailrace import App, BrokerError, Record, Retry
 from tailrace.app.failures.dead_letters import (
     DeadLetter,
     Failure,
@@ -27,13 +29,16 @@ from tailrace.app.failures.dead_letters import (
     read_dead_letter,
     replay_record,
 )
+from tailrace.app.topics.names import DEAD
 from tailrace.cli import main
+from tailrace.cli.dead_letters import marks
+from tailrace.cli.dead_letters.marks import ReplayMarks
 from tailrace.cli.dead_letters.reading import DeadLetterReader
-from tailrace.cli.dead_letters.replay import DeadLetterTopic, create_topics, plan_replay
+from tailrace.cli.dead_letters.replay import DeadLetterTopic, ReplayPlan, create_topics, plan_replay
 from tailrace.cli.dead_letters.selection import DeadLetterFilter, DeadLetterPosition, parse_position, parse_since
 from tailrace.config import resolve
 from tailrace.net.cluster import Cluster
-from tests.support.commands import environment, tailrace
+from tests.support.commands import COMMAND, environment, tailrace
 
 NOON = 1_760_000_000_000
 MINUTE = 60_000
@@ -66,6 +71,14 @@ def as_read(letter: ForwardedRecord, offset: int = 0) -> DeadLetter:
     read = read_dead_letter(Record("x.dead", 0, offset, letter.key, letter.value, NOON, list(letter.headers)))
     assert read is not None
     return read
+
+
+def plan_of(
+    letters: list[DeadLetter], *, dead_topic: DeadLetterTopic = OF_ORDERS, partitions: dict[str, int] | None = None
+) -> ReplayPlan:
+    """Return the plan to replay dead letters of a topic without marks."""
+    counts = partitions or {"orders": 6}
+    return plan_replay(letters, counts, dead_topic=dead_topic, marks=ReplayMarks(), default_partitions=1)
 
 
 class World:
@@ -212,7 +225,7 @@ def test_list_wraps_long_names_to_80_columns(world, call):
     width = lines[1].index("count")
     assert fits(done)
     assert handler in "".join(line[:width].strip() for line in lines)
-    assert re.search(r"charge +1,200 +2025-10-09 08:53:20 +0:1\n", done.out)
+    assert re.search(r"charge +1,200 +0 +2025-10-09 08:53:20 +0:1\n", done.out)
     assert f"total 1,201 dead letters in {world.dead}" in done.words
 
 
@@ -570,7 +583,7 @@ def test_to_origin_prints_a_warning(world, call):
     world.write(world.letter(1, partition=2))
 
     for more in ([], ["--execute"]):
-        done = call("replay", "--all", "--to-origin", *more)
+        done = call("replay", "--all", "--to-origin", world.origin, *more)
         assert done.code == 0
         assert f"warning every group that reads {world.origin} handles these records again" in done.words
 
@@ -599,7 +612,7 @@ def test_a_deleted_origin_needs_the_replay_topic(world, call, kafka_server):
     kafka_server.create_topic(dead, 2)
     world.write(letter(1, topic=f"{world.origin}-gone", group="billing"), topic=dead)
 
-    gone = call("replay", "--all", "--execute", "--to-origin", topic=dead)
+    gone = call("replay", "--all", "--execute", "--to-origin", f"{world.origin}-gone", topic=dead)
     assert (gone.code, f"topic {world.origin}-gone no longer exists - replay without --to-origin" in gone.words) == (
         1,
         True,
@@ -659,7 +672,7 @@ def test_each_group_gets_its_own_replays():
     letters = [as_read(letter(1, group="billing"), 0), as_read(letter(1, group="stock"), 1)]
 
     shared = DeadLetterTopic("x.dead", "x.dead")
-    plan = plan_replay(letters, {"orders": 6}, dead_topic=shared, to_origin=False, default_partitions=1)
+    plan = plan_of(letters, dead_topic=shared)
 
     assert plan.topics_to_create == {"orders.billing.replay": 6, "orders.stock.replay": 6}
     assert plan.superseded == ()
@@ -670,19 +683,13 @@ def test_records_of_a_recreated_topic_are_distinct():
     before = letter(5, value=b"before")
     made = Record("orders", 0, 5, b"ann", b"after", NOON, [])
     after = dead_letter(made, Failure(ValueError("no"), 3, "charge", "billing", NOON + MINUTE))
-    plan = plan_replay(
-        [as_read(before, 0), as_read(after, 1)],
-        {"orders": 6},
-        dead_topic=OF_ORDERS,
-        to_origin=False,
-        default_partitions=1,
-    )
+    plan = plan_of([as_read(before, 0), as_read(after, 1)])
 
     assert [one.letter.value for one in plan.replays] == [b"before", b"after"]
     assert plan.superseded == ()
 
 
-@pytest.mark.parametrize("to_origin", [False, True])
+@pytest.mark.parametrize("to_origin", [None, "orders"])
 @pytest.mark.parametrize(
     ("forged", "why"),
     [
@@ -697,7 +704,7 @@ def test_forged_origins_are_refused(forged, why, to_origin):
     """`replay` skips a dead letter whose origin does not match the dead-letter topic, and sends the others."""
     letters = [as_read(letter(1), 0), as_read(letter(2, **forged), 1), as_read(letter(3), 2)]
 
-    plan = plan_replay(letters, {"orders": 6}, dead_topic=OF_ORDERS, to_origin=to_origin, default_partitions=1)
+    plan = plan_of(letters, dead_topic=DeadLetterTopic("orders.billing.dead", origin=to_origin))
 
     assert [one.letter for one in plan.replays] == [letters[0], letters[2]]
     assert {one.topic for one in plan.replays} == {"orders" if to_origin else "orders.billing.replay"}
@@ -728,6 +735,273 @@ def test_dead_letter_template_of_the_app_is_accepted(world, call, kafka_server):
     assert call("replay", "--all", "--execute", topic=dead).code == 1
     assert call("replay", "--all", "--execute", "--dead-letter", "dlq-{topic}", topic=dead).code == 0
     assert world.end(world.replay) == 1
+
+
+# ---- replayed dead letters -----------------------------------------------------------------------------------------
+
+
+def start_replay(world: World) -> subprocess.Popen[str]:
+    """Start a process that replays all dead letters of the test's topic."""
+    return subprocess.Popen(
+        [*COMMAND, "dead-letters", "replay", world.dead, "--all", "--execute"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(TAILRACE_BOOTSTRAP_SERVERS=world.bootstrap_servers),
+    )
+
+
+def test_a_replayed_dead_letter_is_not_sent_again(world, call):
+    """A second `replay` sends nothing and exits with 1; all actions show what was replayed; --again sends again."""
+    world.write(world.letter(1), world.letter(2, KeyError("x")))
+    assert call("replay", "--error-type", "ValueError", "--execute").code == 0
+
+    again = call("replay", "--error-type", "ValueError", "--execute")
+    others = call("replay", "--all", "--execute")
+
+    assert again.code == 1
+    assert fits(again)
+    assert re.search(r"skipped 1 dead letter: replayed before, last [-0-9]+ [:0-9]+ UTC - add --again", again.words)
+    assert others.code == 0
+    assert "sent 1 dead letter," in others.words
+    assert [dict(one.headers())["tailrace-origin-offset"] for one in world.read(world.replay, 2)] == [b"1", b"2"]
+    assert {one["error_type"]: one["replayed"] for one in call("list", "--json").lines} == {
+        "ValueError": 1,
+        "KeyError": 1,
+    }
+    assert f"total 2 dead letters in {world.dead} replayed 2 of them" in call("list").words
+    assert [one["replayed_to"] for one in call("show", "--all", "--json").lines] == [
+        f"{world.replay}[0]@0",
+        f"{world.replay}[0]@1",
+    ]
+    refused = call("replay", "--all", "--json").lines
+    assert {(one["sent"], one["why"]) for one in refused} == {
+        (False, f"replayed to {world.replay}[0]@0 - add --again"),
+        (False, f"replayed to {world.replay}[0]@1 - add --again"),
+    }
+
+    forced = call("replay", "--offset", "0:0", "--execute", "--again")
+
+    assert forced.code == 0
+    assert fits(forced)
+    assert "replayed" in forced.words.partition("sent")[0]
+    assert world.end(world.replay) == 3
+
+
+def test_each_selection_knows_every_copy_of_a_replayed_record(world, call):
+    """A copy of a replayed dead letter, also in another partition, counts as replayed with every selection."""
+    world.write(world.letter(1), partition=0)
+    world.write(world.letter(1, at_ms=NOON + 5), partition=1)
+    assert call("replay", "--offset", "0:0", "--to-origin", world.origin, "--execute").code == 0
+
+    for selection in (["--offset", "1:0"], ["--offset", "0:0"], ["--all"], ["--since", "2020-01-01"]):
+        assert call("replay", *selection, "--execute").code == 1
+
+    assert (world.end(world.origin), world.replay in world.topics()) == (1, False)
+
+
+def test_a_copy_with_another_trace_is_the_same_record(world, call):
+    """The trace headers of dead letters differ, because each failure has its own; they are copies nevertheless."""
+    for number in (1, 2):
+        world.write(world.letter(1, headers=[("id", b"x"), ("traceparent", b"00-%032d-%016d-01" % (number, number))]))
+
+    assert call("replay", "--all", "--execute").code == 0
+    assert world.end(world.replay) == 1
+    assert call("replay", "--all", "--execute").code == 1
+
+
+async def test_a_replayed_record_that_fails_again_can_be_replayed(world, call):
+    """An app that fails again writes a new dead letter, which is not "already replayed", even after --again."""
+    failures: asyncio.Queue[Record] = asyncio.Queue()
+    app = App(
+        group_id="billing",
+        bootstrap_servers=world.bootstrap_servers,
+        dead_letter=DEAD,
+        retry=Retry(attempts=2, backoff_ms=1),
+    )
+
+    @app.handler(world.origin)
+    async def charge(record: Record) -> None:
+        failures.put_nowait(record)
+        raise ValueError("no")
+
+    async def dead_letters(number: int) -> list[dict]:
+        """Wait until the dead-letter topic has this number of dead letters, and return all."""
+        async with asyncio.timeout(60):
+            while len(found := (await asyncio.to_thread(call, "show", "--all", "--json")).lines) < number:
+                await failures.get()
+        return found
+
+    async def replay(*arguments: str) -> int:
+        return (await asyncio.to_thread(call, "replay", "--execute", *arguments)).code
+
+    async with app:
+        await app.publish(world.origin, b"1", key=b"k")
+        (first,) = await dead_letters(1)
+        assert await replay("--all") == 0
+        second = (await dead_letters(2))[1]
+        assert (second["deaths"], second["replayed_at"]) == (2, None)
+        assert [await replay("--all"), await replay("--offset", first["letter"])] == [0, 1]
+        third = (await dead_letters(3))[2]
+        assert (third["deaths"], third["replayed_at"]) == (3, None)
+        assert await replay("--all") == 0
+        await dead_letters(4)
+        assert await replay("--again", "--offset", first["letter"]) == 0
+        assert [one["deaths"] for one in await dead_letters(5)] == [1, 2, 3, 4, 4]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_replay_is_continued(world, call, kafka_server, number, monkeypatch):
+    """After Ctrl-C, exactly the records that were sent are marked; after SIGKILL, at least those marked were sent."""
+    count = 8_000
+    kafka_server.create_topic(world.replay, 3)
+    world.write(*(world.letter(n, value=b"%d" % n) for n in range(count)))
+    process = start_replay(world)
+    while not world.end(world.replay):
+        assert process.poll() is None
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    sent, marked = world.end(world.replay), sum(one["replayed"] for one in call("list", "--json").lines)
+
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+    assert "Traceback" not in errors
+    assert 0 < sent < count
+    if number is signal.SIGKILL:
+        assert marked <= sent
+        early = call("replay", "--all", "--execute")
+        assert (early.code, world.end(world.replay)) == (1, sent)
+        assert re.search(r"another replay of .* runs .* if it was killed, replay again after", early.errors)
+        monkeypatch.setattr(marks, "ACTIVE_MS", 0)
+    else:
+        assert marked == sent
+        assert f"{sent:,} of 8,000 dead letters were sent, and marked as replayed" in " ".join(output.split())
+
+    assert call("replay", "--all", "--execute").code == 0
+
+    assert {int(one.value()) for one in world.read(world.replay, sent + count - marked)} == set(range(count))
+    assert world.end(world.replay) == sent + count - marked
+
+
+def test_of_two_replays_at_once_one_sends(world, kafka_server):
+    """If several operators replay at the same time, each dead letter is sent once, and the others are told."""
+    kafka_server.create_topic(world.replay, 3)
+    world.write(*(world.letter(n, partition=n % 3) for n in range(1_000)))
+    processes = [start_replay(world) for _ in range(3)]
+    done = [(*process.communicate(timeout=120), process.returncode) for process in processes]
+
+    assert world.end(world.replay) == 1_000
+    assert sorted(code for *_, code in done) == [0, 1, 1]
+    for output, errors, code in done:
+        assert code == 0 or "another replay of" in errors or "add --again" in output, errors
+
+
+def test_a_recreated_topic_has_no_replayed_dead_letters(world, call, kafka_server):
+    """The marks are deleted with the dead-letter topic."""
+    world.write(world.letter(1))
+    assert call("replay", "--all", "--execute").code == 0
+    kafka_server.delete_topic(world.dead)
+    kafka_server.create_topic(world.dead, 2)
+    world.write(world.letter(1))
+
+    assert call("replay", "--all", "--execute").code == 0
+
+
+def test_marks_survive_retention_and_compaction(world, call):
+    """Each mark follows its dead letter in the same partition, and has a key and a value of its own."""
+    for partition in (0, 1):
+        world.write(world.letter(partition), world.letter(partition + 7), partition=partition)
+    assert call("replay", "--all", "--execute").code == 0
+
+    kept = [one for one in world.read(world.dead, 10) if dict(one.headers()).get("tailrace-replay-mark")]
+    placed = [(one.partition(), json.loads(one.value())) for one in kept]
+
+    assert sorted(mark["letter"] for _, mark in placed if mark["kind"] == "replayed") == ["0:0", "0:1", "1:0", "1:1"]
+    assert all(mark["letter"].startswith(f"{number}:") for number, mark in placed if mark["kind"] == "replayed")
+    assert len({one.key() for one in kept}) == 5  # four dead letters, and the start and end of one run
+    world.delete_records({0: 1, 1: 2})
+    assert [one["replayed"] for one in call("list", "--json").lines] == [1]
+
+
+def test_a_replay_that_cannot_be_marked_sends_nothing(world, call, kafka_server):
+    """Without permission to write marks, nothing is sent, and the error says what to grant."""
+    world.write(world.letter(1))
+    limit = ConfigEntry("max.message.bytes", "10", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, world.dead, incremental_configs=[limit])
+    for changed in world.admin.incremental_alter_configs([resource]).values():
+        changed.result(20)
+
+    done = call("replay", "--all", "--execute")
+
+    assert done.code == 1
+    assert f"grant WRITE on {world.dead}" in done.errors
+    assert world.end(world.replay) == 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"x", b"{}", b'{"kind":"replayed"}', b'{"kind":"run","run":"a","state":"started","client":5}', None],
+)
+def test_malformed_marks_are_ignored(world, call, value):
+    """A record with the header of a mark and other contents is neither a mark nor a dead letter."""
+    world.write(world.letter(1), ForwardedRecord(b"k", value, (("tailrace-replay-mark", b"1"),)))
+
+    assert "others 1 record without the headers of a dead letter" in call("list").words
+    assert call("replay", "--all", "--execute").code == 0
+
+
+# ---- forged dead letters -------------------------------------------------------------------------------------------
+
+
+def forged_deaths(genuine: ForwardedRecord, deaths: int, **changes: object) -> ForwardedRecord:
+    headers = [(name, b"%d" % deaths if name == "tailrace-deaths" else value) for name, value in genuine.headers]
+    return genuine._replace(headers=tuple(headers))._replace(**changes)
+
+
+def test_a_forged_number_of_deaths_replaces_no_other_content(world, call):
+    """Dead letters of one record with different contents are refused, and the genuine one can be selected."""
+    genuine = world.letter(5, value=b"10")
+    world.write(genuine, world.letter(6), forged_deaths(genuine, 10**17, value=b"9999999"))
+
+    done = call("replay", "--all", "--execute")
+
+    assert done.code == 1
+    assert fits(done)
+    assert (
+        "skipped 2 dead letters: the same record has another dead letter with another key, value or headers"
+        in done.words
+    )
+    assert call("replay", "--offset", "0:0", "--execute").code == 0
+    assert [one.value() for one in world.read(world.replay, 2)] == [b'{"total": -5}', b"10"]
+    assert call("replay", "--all", "--execute").code == 1
+    assert world.end(world.replay) == 2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"key": None}, {"key": b"bob"}, {"value": None}, {"headers": [("id", b"y")]}, {"headers": []}]
+)
+def test_each_part_of_a_copy_must_be_equal(changes):
+    """A later dead letter replaces an earlier one only if key, value and own headers are equal."""
+    own = {"key": b"ann", "value": b"1", "headers": [("id", b"x")]}
+    first, copy = letter(5, **own), letter(5, at_ms=NOON + 1, **own)
+    other = letter(5, at_ms=NOON + 2, **own | changes)
+
+    equal, differing = (plan_of([as_read(first, 0), as_read(second, 1)]) for second in (copy, other))
+
+    assert ([one.letter.record.offset for one in equal.replays], len(equal.superseded)) == ([1], 1)
+    assert (differing.replays, differing.superseded, len(differing.refused)) == ((), (), 2)
+
+
+def test_to_origin_refuses_dead_letters_that_name_another_topic():
+    """The name of a dead-letter topic may fit several topics and groups, so --to-origin names the topic."""
+    name = "shop.orders.billing.dead"
+    genuine = as_read(letter(5, topic="shop.orders"), 0)
+    steered = as_read(letter(6, topic="shop", group="orders.billing"), 1)
+    counts = {"shop": 1, "shop.orders": 1, name: 1}
+
+    plan = plan_of([genuine, steered], dead_topic=DeadLetterTopic(name, origin="shop.orders"), partitions=counts)
+
+    assert [(one.topic, one.letter) for one in plan.replays] == [("shop.orders", genuine)]
+    assert plan.refused == ((steered, "its headers name topic 'shop', not the 'shop.orders' of --to-origin"),)
 
 
 # ---- arguments -----------------------------------------------------------------------------------------------------

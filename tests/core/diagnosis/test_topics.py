@@ -234,12 +234,12 @@ def test_fewer_partitions_limit_only_topics_that_are_read():
 
 
 def test_dead_letters_are_counted():
-    """The number of dead letters is shown with the command that lists them."""
+    """The number of records is shown with the command that lists them."""
     own = topic("orders.g.own", records=17, settings={"retention_ms": -1})
     one = only(findings(topic(), own, needs={"orders.g.own": OWN[TopicRole.DEAD_LETTER]}), "topic.dead-letters")
 
     assert one.level is Level.OK
-    assert "holds 17 dead letters" in one.text
+    assert "holds 17 records: dead letters, and marks of those that were replayed" in one.text
     assert "tailrace dead-letters list orders.g.own" in one.text
 
 

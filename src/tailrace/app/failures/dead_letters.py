@@ -200,13 +200,13 @@ def read_dead_letter(record: Record) -> DeadLetter | None:
     )
 
 
-def replay_record(dead: DeadLetter) -> ForwardedRecord:
+def replay_record(dead: DeadLetter, *, deaths: int = 0) -> ForwardedRecord:
     """Return the record of a dead letter, to publish to a replay topic.
 
-    Added headers contain the origin if it is known, the number of deaths, and the number of replays, including this
-    replay.
+    Added headers contain the origin if it is known, the number of deaths, at least ``deaths``, and the number of
+    replays, including this replay.
     """
-    added = {_DEATHS: _encoded(dead.deaths), _REPLAYS: _encoded(dead.replays + 1)}
+    added = {_DEATHS: _encoded(max(dead.deaths, deaths)), _REPLAYS: _encoded(dead.replays + 1)}
     origin = origin_headers(dead.origin) if dead.origin is not None else ()
     return ForwardedRecord(dead.key, dead.value, (*dead.headers, *added.items(), *origin))
 

@@ -36,7 +36,9 @@ examples:
 Without TOPIC, the environment variable TAILRACE_DEAD_LETTER_TOPIC names the
 dead-letter topic.
 
-No action joins a group, commits an offset or deletes a dead letter.
+No action joins a group, commits an offset or deletes a dead letter. `replay`
+writes marks to the dead-letter topic, by which all actions know what was
+replayed.
 
 Run `tailrace dead-letters ACTION --help` for the options of an action.
 """
@@ -44,9 +46,10 @@ Run `tailrace dead-letters ACTION --help` for the options of an action.
 _LIST = """\
 Count the dead letters of a topic by handler and error.
 
-Each row has the number of dead letters, the times (UTC) of the first and last
-failure, and the position of the dead letter that failed first. The position has
-the form PARTITION:OFFSET, which `show --offset` accepts.
+Each row has the number of dead letters and how many of them were replayed, the
+times (UTC) of the first and last failure, and the position of the dead letter
+that failed first. The position has the form PARTITION:OFFSET, which
+`show --offset` accepts.
 """
 
 _LIST_EPILOG = """\
@@ -80,14 +83,18 @@ replay topic does not exist, it is created with as many partitions as orders. A
 sent record has the key, value, headers and partition of the original record.
 Additional headers have its origin and count its replays and dead letters.
 
-If a record has several dead letters, only the last one is sent. The topic and
-the group in the headers of a dead letter must match the name of the dead-letter
-topic; otherwise the dead letter is not sent, because any client that may write
-to this topic can write any headers. If the app sets dead_letter=, give its
-value as --dead-letter.
+A dead letter that was replayed is not sent again without --again. If its record
+fails again, it has a new dead letter, which is sent. If a record has several
+dead letters, only the last one is sent; if their keys, values or headers
+differ, none is.
 
-With --to-origin, dead letters are sent to their original topic instead. EVERY
-group that reads the topic then handles them again.
+The topic and the group in the headers of a dead letter must match the name of
+the dead-letter topic; otherwise the dead letter is not sent, because any client
+that may write to this topic can write any headers. If the app sets
+dead_letter=, give its value as --dead-letter.
+
+With --to-origin TOPIC, the dead letters of TOPIC are sent to TOPIC instead.
+EVERY group that reads TOPIC then handles them again.
 """
 
 _REPLAY_EPILOG = """\
@@ -97,11 +104,14 @@ examples:
   tailrace dead-letters replay orders.billing.dead --offset 0:17 --execute
   tailrace dead-letters replay orders.billing.dead --all --execute
 
-Sent dead letters stay in their topic. To avoid sending them again, select only
-later dead letters with --since or --offset.
+Sent dead letters stay in their topic. A mark is written to the topic when all
+in-sync replicas have acknowledged the record, which requires WRITE on the
+dead-letter topic. A replay that is killed in between sends the record again the
+next time. While a replay runs, others of the same topic are refused.
 
 exit codes: 0 all records were sent and acknowledged by all in-sync replicas
-(without --execute: can be sent), 1 some were not, 2 usage error
+(without --execute: can be sent), 1 some were not, or all were replayed before,
+2 usage error
 """
 
 
@@ -137,8 +147,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEMPLATE",
         help=f"value of the app's dead_letter= (default: {DEAD})",
     )
+    replay.add_argument("--again", action="store_true", help="also send dead letters that were replayed")
     replay.add_argument(
-        "--to-origin", action="store_true", help="send to the original topic, where EVERY group handles them"
+        "--to-origin", metavar="TOPIC", help="send to the original TOPIC, where EVERY group handles them"
     )
     replay.add_argument("--execute", action="store_true", help="send the dead letters (default: dry run)")
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from difflib import get_close_matches
 
 from tailrace.app.failures.dead_letters import DeadLetter, read_dead_letter
+from tailrace.cli.dead_letters.marks import ReplayMarks
 from tailrace.cli.dead_letters.selection import DeadLetterFilter, DeadLetterPosition, position_of
 from tailrace.config import ConsumerOptions
 from tailrace.consumer.consumer import Consumer
@@ -58,35 +59,32 @@ class DeadLetterReader:
         timeout_s: time limit for requesting the metadata, and again for the end offsets; it includes retries.
 
     Attributes:
-        others: number of records that were read and are not dead letters.
+        others: number of records that were read and are neither dead letters nor marks.
+        marks: marks of replays that were read.
     """
 
     def __init__(self, cluster: Cluster, topic: str, options: ConsumerOptions, timeout_s: float) -> None:
-        self.others = 0
+        self.others, self.marks = 0, ReplayMarks()
+        self._read_to: dict[int, int] = {}
         self._cluster, self._topic, self._options, self._timeout_s = cluster, topic, options, timeout_s
 
-    async def read(self, positions: Collection[DeadLetterPosition] = ()) -> AsyncIterator[DeadLetter]:
-        """Yield the dead letters of the topic, in the order of their offsets in each partition.
+    async def read(self) -> AsyncIterator[DeadLetter]:
+        """Yield the dead letters from the end of the last call, or the first, to the current end of the topic.
 
-        With ``positions``, read only their partitions, each from its first to its last position.
-        ``others`` is increased by each record that is not a dead letter.
+        The dead letters of a partition are in the order of their offsets. ``marks`` receives the marks of replays, and
+        ``others`` is increased by each other record that is not a dead letter.
 
         Raises:
             UnknownTopicError: the topic does not exist.
             ConsumerTimeoutError: no record arrived for a minute, although the topic has unread records.
         """
-        ends = await self._ends()
-        begins = {}
-        if positions:
-            begins = {p: min(one.offset for one in positions if one.partition == p) for p, _ in positions}
-            last = {p: max(one.offset for one in positions if one.partition == p) for p, _ in positions}
-            ends = {p: min(end, last[p] + 1) for p, end in ends.items() if p in last}
-        async for record in self._records(begins, ends):
+        begins, self._read_to = self._read_to, await self._ends()
+        async for record in self._records(begins, self._read_to):
             letter = read_dead_letter(record)
-            if letter is None:
-                self.others += 1
-            else:
+            if letter is not None:
                 yield letter
+            elif not self.marks.add(record):
+                self.others += 1
 
     async def select(self, selection: DeadLetterFilter) -> list[DeadLetter]:
         """Return the selected dead letters in the order of their failures, at most ``selection.limit``.
@@ -95,7 +93,7 @@ class DeadLetterReader:
             ConfigurationError: there is no dead letter at a selected position. Positions are not checked if the
                 selection also has a time or error types, because these may exclude a dead letter at a position.
         """
-        found = [letter async for letter in self.read(selection.positions) if selection.matches(letter)]
+        found = [letter async for letter in self.read() if selection.matches(letter)]
         if selection.positions and not (selection.since_ms or selection.error_types):
             self._raise_if_missing(set(selection.positions) - {position_of(letter) for letter in found})
         return selection.sort_and_limit(found)

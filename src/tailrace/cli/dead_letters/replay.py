@@ -1,18 +1,35 @@
-"""Replay of dead letters: planning and sending.
+"""Replay of dead letters: planning, sending and marking.
 
-A dead letter counts as sent when all in-sync replicas have acknowledged the record. Records are sent in the order of
-the offsets that they had in their original partition, so records of one key keep their order.
+A dead letter counts as sent when all in-sync replicas have acknowledged the record. Only then it is marked as replayed,
+so a replay that is killed between the two sends a record again the next time, and never loses one. Records are sent in
+the order of the offsets that they had in their original partition, so records of one key keep their order.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import os
+import socket
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tailrace.admin.topics import create_topic
 from tailrace.app.failures.dead_letters import DeadLetter, Origin, replay_record
 from tailrace.app.topics.names import DEAD, REPLAY, topic_name
+from tailrace.cli.dead_letters.marks import (
+    ACTIVE_MS,
+    CLAIM_PARTITION,
+    ReplayMark,
+    ReplayMarks,
+    RunMark,
+    record_id,
+    replay_mark,
+)
 from tailrace.cli.dead_letters.selection import DeadLetterPosition, position_of
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerError, ConfigurationError, PublishError, PublishTooLargeError, broker_error
@@ -20,12 +37,27 @@ from tailrace.net.cluster import Cluster
 from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Published
 
-__all__ = ["DeadLetterTopic", "ReplayPlan", "ReplayRecord", "create_topics", "plan_replay", "send", "target_of"]
+__all__ = [
+    "DeadLetterTopic",
+    "ReplayPlan",
+    "ReplayRecord",
+    "ReplayRun",
+    "create_topics",
+    "plan_replay",
+    "replay_run",
+    "target_of",
+]
 
 _CONCURRENT_SENDS = 500
+_INTERRUPTED_S = 5
+"""Maximum seconds that an interrupted replay waits until the records in flight are acknowledged and marked."""
 _MAX_POSITIONS = 10
 _NO_ORIGIN = Origin("", 0, 0, 0)
 _INCOMPLETE = "its headers lack the origin or the group"
+_CONFLICT = (
+    "the same record has another dead letter with another key, value or headers, so not both are genuine - compare them"
+    " with `show`, and select one with --offset"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +68,8 @@ class ReplayRecord:
     topic: str
     partition: int | None
     """Partition of the original record; None if ``topic`` lacks it, so the producer chooses a partition by key."""
+    deaths: int
+    """Number of deaths to send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +84,8 @@ class ReplayPlan:
     """Dead letters that cannot be replayed, and the reasons."""
     superseded: tuple[DeadLetter, ...]
     """Dead letters of records that have a later dead letter: they failed again, or the failure was written twice."""
+    replayed: tuple[tuple[DeadLetter, ReplayMark], ...] = ()
+    """Dead letters that an earlier replay has sent, with its marks."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -63,18 +99,22 @@ class DeadLetterTopic:
 
     Attributes:
         template: ``dead_letter=`` option of the app that wrote the dead letters.
+        origin: topic that ``--to-origin`` names; None to replay to the replay topics.
     """
 
     name: str
     template: str = DEAD
+    origin: str | None = None
 
-    def refusal(self, letter: DeadLetter, *, to_origin: bool) -> str:
+    def refusal(self, letter: DeadLetter) -> str:
         """Return the reason why a dead letter cannot be replayed; empty if it can be replayed.
 
-        The topic and the group in its headers must match the name of the dead-letter topic: any client that may write
-        to this topic can write any headers, and the replay is sent with the permissions of the operator.
+        The topic and the group in its headers must match the name of the dead-letter topic, and the topic must be
+        ``origin``: any client that may write to this topic can write any headers, and the replay is sent with the
+        permissions of the operator. The name alone does not decide, because "a.b.c.dead" is the name for topic "a" and
+        group "b.c", too.
         """
-        if letter.origin is None or not (letter.group_id or to_origin):
+        if letter.origin is None or not (letter.group_id or self.origin):
             return _INCOMPLETE
         claim = f"its headers name topic {letter.origin.topic!r} and group {letter.group_id!r}"
         try:
@@ -87,6 +127,8 @@ class DeadLetterTopic:
             return (
                 f"{claim}, whose dead letters are in {expected!r} - give the dead_letter= of the app as --dead-letter"
             )
+        if self.origin is not None and letter.origin.topic != self.origin:
+            return f"its headers name topic {letter.origin.topic!r}, not the {self.origin!r} of --to-origin"
         return ""
 
 
@@ -96,12 +138,13 @@ def target_of(letter: DeadLetter, *, to_origin: bool) -> str:
     return letter.origin.topic if to_origin else topic_name(REPLAY, topic=letter.origin.topic, group=letter.group_id)
 
 
-def plan_replay(
+def plan_replay(  # noqa: PLR0913 - what the decision depends on
     letters: Sequence[DeadLetter],
     partitions: Mapping[str, int],
     *,
     dead_topic: DeadLetterTopic,
-    to_origin: bool,
+    marks: ReplayMarks,
+    again: bool = False,
     default_partitions: int,
 ) -> ReplayPlan:
     """Choose the dead letters to send, one for each original record, and the topics to send them to.
@@ -110,39 +153,53 @@ def plan_replay(
         letters: selected dead letters.
         partitions: number of partitions of each topic that exists.
         dead_topic: topic that the dead letters were read from.
-        to_origin: True to send to the original topics instead of the replay topics.
+        marks: marks of the dead-letter topic.
+        again: True to send dead letters that were replayed, too.
         default_partitions: number of partitions of a new replay topic whose original topic no longer exists.
     """
-    refused = [(one, why) for one in letters if (why := dead_topic.refusal(one, to_origin=to_origin))]
+    to_origin = dead_topic.origin is not None
+    refused = [(one, why) for one in letters if (why := dead_topic.refusal(one))]
     refused_positions = {position_of(letter) for letter, _ in refused}
-    accepted = [letter for letter in letters if position_of(letter) not in refused_positions]
-    latest = {_original_record(letter): letter for letter in sorted(accepted, key=_recency)}
+    by_origin: defaultdict[object, list[DeadLetter]] = defaultdict(list)
+    for letter in sorted(letters, key=_recency):
+        if position_of(letter) not in refused_positions:
+            # The origin includes the timestamp, because a record of a recreated topic may have the offset of an
+            # earlier record.
+            by_origin[letter.group_id, letter.origin].append(letter)
     replays: list[ReplayRecord] = []
+    superseded: list[DeadLetter] = []
+    replayed: list[tuple[DeadLetter, ReplayMark]] = []
     topics_to_create: dict[str, int] = {}
-    for letter in latest.values():
+    for copies in by_origin.values():
+        *earlier, letter = copies
+        sent = [(one, mark) for one in copies if not again and (mark := marks.of(one)) is not None]
+        if len(set(map(record_id, copies))) > 1:
+            replayed += sent
+            sent_positions = {position_of(one) for one, _ in sent}
+            refused += [(one, _CONFLICT) for one in copies if position_of(one) not in sent_positions]
+            continue
+        if sent and sent[-1][0] is letter:
+            replayed += sent
+            continue
         origin, topic = letter.origin, target_of(letter, to_origin=to_origin)
         assert origin is not None
+        superseded += earlier
         if topic not in partitions:
             if to_origin:
                 refused.append((letter, f"topic {topic} no longer exists - replay without --to-origin"))
                 continue
             topics_to_create[topic] = partitions.get(origin.topic, default_partitions)
         count = partitions.get(topic) or topics_to_create[topic]
-        replays.append(ReplayRecord(letter, topic, origin.partition if origin.partition < count else None))
+        replays.append(
+            ReplayRecord(letter, topic, origin.partition if origin.partition < count else None, marks.deaths(letter))
+        )
     return ReplayPlan(
         tuple(sorted(replays, key=lambda one: (one.letter.origin or _NO_ORIGIN, position_of(one.letter)))),
         topics_to_create,
         tuple(refused),
-        tuple(letter for letter in accepted if latest[_original_record(letter)] is not letter),
+        tuple(superseded),
+        tuple(replayed),
     )
-
-
-def _original_record(letter: DeadLetter) -> object:
-    """Return a value that identifies the original record and the group.
-
-    The origin includes the timestamp, because a record of a recreated topic may have the offset of an earlier record.
-    """
-    return letter.group_id, letter.origin
 
 
 def _recency(letter: DeadLetter) -> tuple[int, int, DeadLetterPosition]:
@@ -168,68 +225,142 @@ async def create_topics(cluster: Cluster, topics_to_create: Mapping[str, int]) -
                 ) from error
 
 
-async def send(producer: Producer, plan: ReplayPlan, on_sent: Callable[[ReplayRecord, Published], None]) -> None:
-    """Send the dead letters of ``plan``, and call ``on_sent`` for each dead letter that is acknowledged.
+class ReplayRun:
+    """One replay, which other replays of the same dead-letter topic see by its marks.
 
-    Raises:
-        PublishError: some dead letters were rejected or not acknowledged; the message lists at most ten of them.
-    """
-    sent: set[int] = set()
-    too_large: list[PublishTooLargeError] = []
-
-    def on_acknowledged(one: ReplayRecord, published: Published) -> None:
-        sent.add(id(one))
-        on_sent(one, published)
-
-    by_partition: dict[tuple[str, int | None], list[ReplayRecord]] = {}
-    for one in plan.replays:
-        by_partition.setdefault((one.topic, one.partition), []).append(one)
-    outcomes = await asyncio.gather(
-        *(_send_in_order(producer, replays, on_acknowledged, too_large) for replays in by_partition.values()),
-        return_exceptions=True,
-    )
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException) and not isinstance(outcome, PublishError):
-            raise outcome
-    if failures := [*too_large, *(outcome for outcome in outcomes if isinstance(outcome, PublishError))]:
-        unsent = [position_of(one.letter) for one in plan.replays if id(one) not in sent]
-        arguments = " ".join(f"--offset {position}" for position in unsent[:_MAX_POSITIONS])
-        more = f" and {len(unsent) - _MAX_POSITIONS} more" if len(unsent) > _MAX_POSITIONS else ""
-        raise PublishError(
-            f"{len(sent)} of {len(plan.replays)} dead letters were acknowledged, the others were not"
-            f" ({'; '.join(dict.fromkeys(map(str, failures)))}) - replay the others: {arguments}{more}"
-        )
-
-
-async def _send_in_order(
-    producer: Producer,
-    replays: Sequence[ReplayRecord],
-    on_acknowledged: Callable[[ReplayRecord, Published], None],
-    too_large: list[PublishTooLargeError],
-) -> None:
-    """Send records of one partition in order.
-
-    Records that are too large are skipped, and their errors are added to ``too_large``.
-
-    Raises:
-        PublishError: a record was rejected for another reason or not acknowledged.
+    Args:
+        producer: sends the records and the marks.
+        dead_topic: dead-letter topic.
     """
 
-    async def publish(one: ReplayRecord) -> None:
-        message = replay_record(one.letter)
+    def __init__(self, producer: Producer, dead_topic: str) -> None:
+        self.id = uuid.uuid4().hex
+        self._producer, self._dead_topic = producer, dead_topic
+        self._client = f"{socket.gethostname()}, process {os.getpid()}"
+        self._last_mark = 0.0
+
+    async def mark_state(self, state: Literal["started", "ended"]) -> None:
+        """Mark the start or the end of this replay.
+
+        Raises:
+            PublishError: the mark is not acknowledged.
+        """
+        record = RunMark(self.id, state, self._client).as_record()
+        self._last_mark = time.time()
         try:
-            published = await producer.publish(
-                one.topic, message.value, key=message.key, headers=message.headers, partition=one.partition
+            await self._producer.publish(
+                self._dead_topic, record.value, key=record.key, headers=record.headers, partition=CLAIM_PARTITION
             )
-        except PublishTooLargeError as error:
-            # A second attempt would also fail, so this record must not block the later records of its partition.
-            too_large.append(error)
-            return
-        on_acknowledged(one, published)
+        except PublishError as error:
+            raise PublishError(
+                f"no mark can be written to {self._dead_topic}, which shows what was replayed: {error} - grant WRITE on"
+                f" {self._dead_topic}"
+            ) from error
 
-    for at in range(0, len(replays), _CONCURRENT_SENDS):
-        # The producer keeps the order within a chunk. If a record is rejected, later chunks would break the order.
-        outcomes = await asyncio.gather(*map(publish, replays[at : at + _CONCURRENT_SENDS]), return_exceptions=True)
+    async def send(self, plan: ReplayPlan, on_sent: Callable[[ReplayRecord, Published], None]) -> None:
+        """Send the dead letters of ``plan``, mark each that is acknowledged, and call ``on_sent`` for it.
+
+        If the call is canceled, no other dead letter is sent, and those in flight are marked if they are acknowledged
+        within a few seconds.
+
+        Raises:
+            PublishError: some dead letters were rejected or not acknowledged; the message lists at most ten of them.
+        """
+        sent: set[int] = set()
+        too_large: list[PublishTooLargeError] = []
+
+        def on_acknowledged(one: ReplayRecord, published: Published) -> None:
+            sent.add(id(one))
+            on_sent(one, published)
+
+        by_partition: dict[tuple[str, int | None], list[ReplayRecord]] = {}
+        for one in plan.replays:
+            by_partition.setdefault((one.topic, one.partition), []).append(one)
+        outcomes = await asyncio.gather(
+            *(self._send_in_order(replays, on_acknowledged, too_large) for replays in by_partition.values()),
+            return_exceptions=True,
+        )
         for outcome in outcomes:
-            if isinstance(outcome, BaseException):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, PublishError):
                 raise outcome
+        if failures := [*too_large, *(outcome for outcome in outcomes if isinstance(outcome, PublishError))]:
+            unsent = [position_of(one.letter) for one in plan.replays if id(one) not in sent]
+            arguments = " ".join(f"--offset {position}" for position in unsent[:_MAX_POSITIONS])
+            more = f" and {len(unsent) - _MAX_POSITIONS} more" if len(unsent) > _MAX_POSITIONS else ""
+            raise PublishError(
+                f"{len(sent)} of {len(plan.replays)} dead letters were acknowledged, the others were not"
+                f" ({'; '.join(dict.fromkeys(map(str, failures)))}) - replay the others: {arguments}{more}"
+            )
+
+    async def _send_in_order(
+        self,
+        replays: Sequence[ReplayRecord],
+        on_acknowledged: Callable[[ReplayRecord, Published], None],
+        too_large: list[PublishTooLargeError],
+    ) -> None:
+        """Send and mark records of one partition in order.
+
+        Records that are too large are skipped, and their errors are added to ``too_large``.
+
+        Raises:
+            PublishError: a record was rejected for another reason or not acknowledged, or its mark was not.
+        """
+
+        async def publish(one: ReplayRecord) -> None:
+            message = replay_record(one.letter, deaths=one.deaths)
+            try:
+                published = await self._producer.publish(
+                    one.topic, message.value, key=message.key, headers=message.headers, partition=one.partition
+                )
+            except PublishTooLargeError as error:
+                # A second attempt would also fail, so this record must not block the later records of its partition.
+                too_large.append(error)
+                return
+            await self._mark(one.letter, published)
+            on_acknowledged(one, published)
+
+        for at in range(0, len(replays), _CONCURRENT_SENDS):
+            if time.time() - self._last_mark > ACTIVE_MS / 2000:
+                raise PublishError("the process was suspended, so another replay may have begun")
+            # The producer keeps the order within a chunk. If a record is rejected, later chunks would break the order.
+            chunk = asyncio.gather(*map(publish, replays[at : at + _CONCURRENT_SENDS]), return_exceptions=True)
+            try:
+                outcomes = await asyncio.shield(chunk)
+            except asyncio.CancelledError:
+                # The brokers may store what is in flight, so its marks must follow.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_INTERRUPTED_S):
+                        await chunk
+                raise
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+
+    async def _mark(self, letter: DeadLetter, published: Published) -> None:
+        mark = replay_mark(self.id, letter, published, round(time.time() * 1000)).as_record()
+        try:
+            await self._producer.publish(
+                self._dead_topic, mark.value, key=mark.key, headers=mark.headers, partition=letter.record.partition
+            )
+        except PublishError as error:
+            raise PublishError(
+                f"{position_of(letter)} was sent, but could not be marked as replayed: {error}"
+            ) from error
+        self._last_mark = time.time()
+
+
+@contextlib.asynccontextmanager
+async def replay_run(producer: Producer, dead_topic: str) -> AsyncIterator[ReplayRun]:
+    """Mark the start of a replay, and its end when the context ends.
+
+    Raises:
+        PublishError: the mark of the start is not acknowledged, so nothing may be sent.
+    """
+    run = ReplayRun(producer, dead_topic)
+    await run.mark_state("started")
+    try:
+        yield run
+    finally:
+        # Without this mark, the replay counts as ended two minutes later.
+        with contextlib.suppress(PublishError):
+            await run.mark_state("ended")

@@ -7,6 +7,7 @@ the content.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.app.failures.dead_letters import DeadLetter, Origin
+from tailrace.cli.dead_letters.marks import ReplayMark, ReplayMarks, record_id
 from tailrace.cli.dead_letters.selection import DeadLetterPosition, position_of
 from tailrace.cli.screen import Screen, count
 from tailrace.cli.tools.byte_text import to_json, to_text
@@ -27,6 +29,7 @@ __all__ = [
     "FailureSummary",
     "as_json",
     "escape_text",
+    "iso_text",
     "letter_as_json",
     "letters_table",
     "show_letter",
@@ -41,7 +44,7 @@ _MAX_ROWS = 20
 # ---- summaries -------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class FailureSummary:
     """Number of dead letters of one group, handler and error type, and the times of the first and last failure."""
 
@@ -53,6 +56,7 @@ class FailureSummary:
     last_ms: int
     oldest: DeadLetterPosition
     """Position of the dead letter that failed first."""
+    replayed: int = 0
 
     def as_json(self) -> dict[str, object]:
         """Return the fields of the summary in JSON output."""
@@ -61,24 +65,34 @@ class FailureSummary:
             "handler": self.handler,
             "error_type": self.error_type,
             "count": self.count,
-            "first": _iso(self.first_ms),
-            "last": _iso(self.last_ms),
+            "replayed": self.replayed,
+            "first": iso_text(self.first_ms),
+            "last": iso_text(self.last_ms),
             "oldest": str(self.oldest),
         }
 
 
-async def summarize(letters: AsyncIterator[DeadLetter]) -> list[FailureSummary]:
-    """Return a summary for each combination of group, handler and error type, the greatest count first."""
+async def summarize(dead_letters: AsyncIterator[DeadLetter], marks: ReplayMarks) -> list[FailureSummary]:
+    """Return a summary for each combination of group, handler and error type, the greatest count first.
+
+    Args:
+        dead_letters: contents of a dead-letter topic.
+        marks: marks of the topic, which are complete when ``dead_letters`` ends.
+    """
     summaries: dict[tuple[str, str, str], FailureSummary] = {}
-    async for letter in letters:
+    records: Counter[tuple[str, int, FailureSummary]] = Counter()
+    async for letter in dead_letters:
         key, position = (letter.group_id, letter.handler, letter.error_type), position_of(letter)
         summary = summaries.get(key)
         if summary is None:
-            summaries[key] = FailureSummary(*key, 1, letter.at_ms, letter.at_ms, position)
-            continue
+            summary = summaries[key] = FailureSummary(*key, 0, letter.at_ms, letter.at_ms, position)
         summary.count += 1
         summary.last_ms = max(summary.last_ms, letter.at_ms)
         summary.first_ms, summary.oldest = min((summary.first_ms, summary.oldest), (letter.at_ms, position))
+        records[record_id(letter), letter.deaths, summary] += 1
+    for (record, deaths, summary), number in records.items():
+        if marks.of_record(record, deaths) is not None:
+            summary.replayed += number
     return sorted(summaries.values(), key=lambda one: (-one.count, one.first_ms, one.oldest))
 
 
@@ -87,6 +101,7 @@ def summary_table(topic: str, summaries: Iterable[FailureSummary]) -> Table:
     table = _table(f"{topic}, by handler and error (times in UTC)")
     table.add_column("handler, error", overflow="fold", ratio=1)
     table.add_column("count", justify="right", no_wrap=True)
+    table.add_column("replayed", justify="right", no_wrap=True)
     table.add_column("first, last", no_wrap=True, min_width=19)
     table.add_column("oldest", justify="right", no_wrap=True)
     found = list(summaries)
@@ -96,6 +111,7 @@ def summary_table(topic: str, summaries: Iterable[FailureSummary]) -> Table:
         table.add_row(
             Text(f"{escape_text(handler) or '(no handler)'}\n{escape_text(summary.error_type)}"),
             count(summary.count),
+            count(summary.replayed),
             f"{utc_text(summary.first_ms)}\n{utc_text(summary.last_ms)}",
             str(summary.oldest),
         )
@@ -105,7 +121,7 @@ def summary_table(topic: str, summaries: Iterable[FailureSummary]) -> Table:
 # ---- single dead letters ---------------------------------------------------------------------------------------
 
 
-def letters_table(letters: list[DeadLetter]) -> Table:
+def letters_table(letters: list[DeadLetter], marks: ReplayMarks) -> Table:
     """Return a table of the first 20 dead letters; if there are more, the last row counts the others."""
     table = _table("in the order of sending (times in UTC)")
     table.add_column("offset", justify="right", no_wrap=True)
@@ -116,14 +132,16 @@ def letters_table(letters: list[DeadLetter]) -> Table:
         origin = "unknown" if letter.origin is None else escape_text(str(letter.origin))
         # The module of the error is left out to save width; `list` and `show` print it.
         error = escape_text(letter.error_type.rpartition(".")[2])
-        table.add_row(str(position_of(letter)), utc_text(letter.at_ms), Text(origin), Text(error))
+        mark = marks.of(letter)
+        again = "" if mark is None else f"\nreplayed\n{utc_text(mark.at_ms)}"
+        table.add_row(str(position_of(letter)), f"{utc_text(letter.at_ms)}{again}", Text(origin), Text(error))
     if len(letters) > _MAX_ROWS:
         table.add_row("", f"and {count(len(letters) - _MAX_ROWS)} more")
     return table
 
 
-def show_letter(screen: Screen, letter: DeadLetter) -> None:
-    """Print all parts of a dead letter."""
+def show_letter(screen: Screen, letter: DeadLetter, mark: ReplayMark | None) -> None:
+    """Print all parts of a dead letter, and ``mark`` if it was replayed."""
 
     def line(label: str, text: str) -> None:
         screen.line(label, escape(escape_text(text)))
@@ -134,6 +152,8 @@ def show_letter(screen: Screen, letter: DeadLetter) -> None:
     line("origin", _origin_text(letter.origin))
     if letter.deaths > 1:
         line("deaths", f"{letter.deaths}, after {_counted(letter.replays, 'replay')}")
+    if mark is not None:
+        line("replayed", f"{utc_text(mark.at_ms)} UTC to {mark.target}")
     for number, (name, value) in enumerate(letter.headers):
         line("" if number else "headers", f"{name}: {_one_line(value)}")
     line("key", _one_line(letter.key))
@@ -147,12 +167,12 @@ def show_letter(screen: Screen, letter: DeadLetter) -> None:
     screen.console.print()
 
 
-def letter_as_json(letter: DeadLetter) -> dict[str, object]:
-    """Return the fields of a dead letter in JSON output."""
+def letter_as_json(letter: DeadLetter, mark: ReplayMark | None) -> dict[str, object]:
+    """Return the fields of a dead letter in JSON output; ``mark`` shows that it was replayed."""
     return {
         "letter": str(position_of(letter)),
         "topic": letter.record.topic,
-        "failed_at": _iso(letter.at_ms),
+        "failed_at": iso_text(letter.at_ms),
         "error_type": letter.error_type,
         "reason": letter.reason,
         "traceback": letter.traceback,
@@ -161,6 +181,8 @@ def letter_as_json(letter: DeadLetter) -> dict[str, object]:
         "attempts": letter.attempts,
         "deaths": letter.deaths,
         "replays": letter.replays,
+        "replayed_at": None if mark is None else iso_text(mark.at_ms),
+        "replayed_to": None if mark is None else mark.target,
         "origin": None if letter.origin is None else letter.origin._asdict(),
         "key": _value_as_json(letter.key),
         "value": _value_as_json(letter.value),
@@ -211,7 +233,7 @@ def utc_text(at_ms: int) -> str:
         return f"{at_ms} ms"
 
 
-def _iso(at_ms: int) -> str | int:
+def iso_text(at_ms: int) -> str | int:
     """Format milliseconds since the epoch in ISO 8601; return ``at_ms`` if ``datetime`` cannot represent it."""
     try:
         return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -372,8 +372,8 @@ def _role_findings(
             "topic.dead-letters",
             Level.OK,
             subject,
-            f"holds {counted(topic.records, 'dead letter')}, including those that were replayed;"
-            f" to count them by error: {commands.tailrace('dead-letters', 'list', topic.name)}",
+            f"holds {counted(topic.records, 'record')}: dead letters, and marks of those that were replayed;"
+            f" to count the dead letters by error: {commands.tailrace('dead-letters', 'list', topic.name)}",
         )
 
 
