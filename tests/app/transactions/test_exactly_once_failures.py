@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import time
 from collections import Counter
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from tailrace import (
     Reject,
     Retry,
 )
+from tailrace.app.sources import ConsumerSource
 from tailrace.error_codes import ErrorCode
 from tailrace.observe.events import (
     DeadLetterFailed,
@@ -233,6 +235,33 @@ async def test_delayed_retries_wait_outside_of_transactions(ledger, witness, new
         await until_committed(ledger, group, f"{source}.{group}.retry.1500ms", 1)
 
     assert Counter(await ledger.values(target)) == Counter(b"%d" % n for n in range(20))
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+async def test_a_delayed_retry_waits_no_longer_than_its_delay_if_the_clock_is_set_back(  # noqa: PLR0917 - fixtures
+    ledger, witness, new_app, group, monkeypatch, delivery
+):
+    """A record in a retry topic waits for the topic's delay at most, whatever the wall clock does meanwhile."""
+    source, ahead_s, attempts = ledger.topic(), 86_400.0, []
+    monkeypatch.setattr(ConsumerSource, "wall_clock", lambda _source: time.time() + ahead_s)
+    options = {} if delivery == "exactly_once" else {"auto_commit_interval_ms": 50}
+    app = new_app(delivery=delivery, retry=Retry(attempts=1, topic_delays_ms=[2_000]), **options)
+    fill(witness, source, range(3), keys=1)
+
+    @app.handler(source)
+    async def fail_first(record: Record, earlier: Annotated[int, Header("tailrace-attempts")] = 0) -> None:
+        attempts.append(int(record.value))
+        if not earlier:
+            raise ValueError("not yet")
+
+    async with app:
+        await until_committed(ledger, group, source, 3)
+        # The records are in the retry topic, and most likely were read from there.
+        await asyncio.sleep(0.5)
+        ahead_s = 0.0
+        await until_committed(ledger, group, f"{source}.{group}.retry.2s", 3)
+
+    assert attempts == [0, 1, 2, 0, 1, 2]
 
 
 async def test_batches_are_in_the_transaction(ledger, witness, new_app, group):

@@ -86,6 +86,7 @@ class TransactionDelivery:
         if position.has_stale_commit or self._deferred_records.may_hold_back(position.partition):
             self._may_have_moved |= position.has_stale_commit
             undelivered[position.partition] = UndeliveredRecords(position, lease)
+            self._deferred_records.note_read(lease.rest, self._loop.time())
             return self._deliver_undelivered(room_of)
         self._add_delivered(position, lease)
         return position, lease
@@ -127,10 +128,11 @@ class TransactionDelivery:
 
     def _deliver_undelivered(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease] | None:
         """Deliver records of ``undelivered`` of one partition, and return them; None if none may be delivered now."""
+        now = self._loop.time()
 
         def count_of(records: Sequence[Record]) -> int:
             room = self._room(records[0].topic_partition, records[0].offset, room_of)
-            return len(self._deferred_records.first_of(records, room)) if room else 0
+            return len(self._deferred_records.first_of(records, room, now)) if room else 0
 
         if (found := self._partitions.take_undelivered(count_of)) is None:
             return None

@@ -298,7 +298,7 @@ class TransactionalSource:
             self._delivery_or_none.interrupt()
 
     def _on_drop(self, partition: TopicPartition, was_in_transaction: bool) -> None:  # noqa: FBT001 - a callback
-        self._deferred_offsets.remove(partition)
+        self._deferred_records.forget(partition)
         self._failure_counts.forget(partition)
         self._refusals.forget(partition)
         # If the commit was sent already, the coordinator decides whether it succeeds.
@@ -363,6 +363,7 @@ class TransactionalSource:
         up_to = {partition: committed.offset for partition, committed in offsets.items()}
         self._observer.emit(OffsetsCommitted(group_view.group_id, up_to, took_s))
         self._partitions.note_committed(offsets)
+        self._deferred_records.forget_committed(up_to)
         self._failure_counts.forget_committed(up_to)
         self._refusals.forget_committed(up_to)
         if (single := self._delivery.single_record) is not None:
