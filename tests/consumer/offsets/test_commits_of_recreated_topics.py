@@ -9,7 +9,9 @@ from msgspec.structs import replace
 
 from tailrace import CommitFailedError, TopicPartition
 from tailrace.observe.events import PartitionsRevoked, TopicRecreated
+from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
 from tailrace.protocol.handshake import ApiVersionsRequest
+from tailrace.protocol.metadata import MetadataRequest
 from tests.support.consumer_group import until
 
 OFFSET_COMMIT = 8
@@ -111,3 +113,31 @@ def without_ids_in_commits(answer):
         answer,
         api_keys=tuple(replace(one, max_version=9) if one.api_key == OFFSET_COMMIT else one for one in answer.api_keys),
     )
+
+
+async def test_a_commit_before_the_new_topic_is_assigned_is_refused(quick, group):
+    """Until the group assigns a recreated topic (KIP-848), a commit belongs to the old topic, even if nothing was read.
+
+    Another member may own the new topic, and its commits would be replaced.
+    """
+    topic = quick.topic()
+    options = {"group_id": group, "enable_auto_commit": False, "metadata_max_age_ms": 300, "client_id": group}
+
+    def ids():
+        answers = quick.proxy.answers(MetadataRequest, client_id=group)
+        return {one.topic_id for f in answers for one in f.message.topics if one.name == topic and not one.error_code}
+
+    async with quick.consumer(topic, **options) as consumer:
+        await consumer.assigned()
+        consumer.pause()
+        await consumer.seek(TopicPartition(topic, 0), 0)
+        with quick.proxy.hold_request(ConsumerGroupHeartbeatRequest, times=None) as heartbeats:
+            async with asyncio.timeout(10):
+                await heartbeats.wait_applied()
+            await asyncio.to_thread(recreate, quick, topic)
+            await until(lambda: len(ids()) > 1)
+            with pytest.raises(CommitFailedError, match=topic):
+                await consumer.commit({TopicPartition(topic, 0): 7})
+            heartbeats.release()
+
+    assert await quick.committed(group, topic, 1) == {}

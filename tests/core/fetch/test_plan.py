@@ -160,6 +160,21 @@ def test_recreated_topic_is_left_out_and_reported(fetched_topic_id, is_remade):
     assert not made.lacks_room
 
 
+@pytest.mark.parametrize(
+    ("assigned_topic_id", "is_other"), [(None, False), (TOPIC_ID, False), (UUID(int=0), False), (UUID(int=9), True)]
+)
+def test_topic_with_another_id_than_the_assigned_one_is_left_out(assigned_topic_id, is_other):
+    """A topic with another id than the group has assigned is not fetched, even after a seek, and is reported."""
+    positions = ready(A, B)
+    positions.get(A).assigned_topic_id = assigned_topic_id
+    positions.get(A).begin(3)
+
+    made = plan(positions)
+
+    assert (set(made.partitions), made.unassigned) == (({B}, (A,)) if is_other else ({A, B}, ()))
+    assert not made.recreated
+
+
 def test_new_start_belongs_to_the_current_topic():
     """After a seek or a reset, the position belongs to the current topic, which is not reported as recreated."""
     positions = ready(A, B)

@@ -259,12 +259,18 @@ class Fetcher:
         return make_plan(connection.node_id, sources, self._buffer, self._limits, self._loop.time(), connection.slot)
 
     def _prepare_plan(self, connection: FetchConnection) -> FetchPlan:
-        """Return a plan, after making room in the buffer and resetting positions of recreated topics if necessary."""
+        """Return a plan, after making room in the buffer and resetting positions of recreated topics if necessary.
+
+        A recreated topic that is not assigned yet is not read: the group may assign it to another member.
+        """
         plan = self._new_plan(connection)
         made_room = self._drop_excess_batches(plan.overdrawn)
         for position in self._positions.of(plan.recreated):
             self._reset_position(position, self._policy.start_of_added(position.partition))
-        if not made_room and not plan.recreated:
+        if plan.unassigned:
+            self._back_off(self._positions.of(plan.unassigned))
+            self._metadata_refresher.ask()
+        if not made_room and not plan.recreated and not plan.unassigned:
             return plan
         return self._new_plan(connection)
 

@@ -129,7 +129,7 @@ class ConsumerMembership:
 
     async def take_over(self, effect: TakeOver) -> None:
         """Make the assigned partitions ready for fetching."""
-        await self._reconciler.take_over(effect.added, effect.kept)
+        await self._reconciler.take_over(effect.added, effect.kept, effect.topic_ids)
 
     async def release(self, effect: Release) -> None:
         """Release revoked partitions, or drop lost partitions."""

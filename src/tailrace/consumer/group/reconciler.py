@@ -123,12 +123,15 @@ class AssignmentReconciler:
 
     # ---- assignment --------------------------------------------------------------------------------------------
 
-    async def take_over(self, added: Partitions, kept: Partitions) -> None:
+    async def take_over(
+        self, added: Partitions, kept: Partitions, topic_ids: Mapping[str, UUID] = MappingProxyType({})
+    ) -> None:
         """Set the start positions of ``added`` partitions, call the callbacks, and make the partitions fetchable.
 
         Args:
             added: partitions to take over.
             kept: partitions that an earlier takeover has made fetchable.
+            topic_ids: ids of assigned topics, by name; topics without an entry are assigned by name.
 
         Raises:
             RebalanceError: a callback raised, or did not return in time.
@@ -136,6 +139,8 @@ class AssignmentReconciler:
         """
         self._note_positions(kept)
         self._assigned_epochs |= {position.partition: position.epoch for position in self._positions.add(added)}
+        for position in self._positions.of(added):
+            position.assigned_topic_id = topic_ids.get(position.partition.topic)
         # Partitions that were reported to the listener already have start positions, even after a canceled takeover.
         unreported = added - self._reported
         committed = await self._cluster.retrying(
@@ -310,9 +315,7 @@ class AssignmentReconciler:
 
     def _remove(self, partitions: Partitions) -> None:
         self._reader.drop(partitions)
-        self._released |= {
-            one.partition: (one.fetched_topic_id, one.committed) for one in self._positions.of(partitions)
-        }
+        self._released |= {one.partition: (one.topic_id, one.committed) for one in self._positions.of(partitions)}
         self._positions.remove(partitions)
         self._start_positions.on_changed()
 

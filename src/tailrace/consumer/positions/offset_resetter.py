@@ -16,6 +16,7 @@ from tailrace.consumer.offsets.requests import group_by_leader, list_offsets
 from tailrace.consumer.positions.start_points import now_ms
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.backoff import Backoff
+from tailrace.core.cluster_metadata import is_other_log
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.positions.start_point import StartFrom, StartPoint
 from tailrace.errors import BrokerConnectionError, BrokerError, MalformedMessageError
@@ -107,7 +108,9 @@ class OffsetResetter:
         """Look up start offsets until canceled; a leader that hangs delays only its own partitions."""
         async with anyio.create_task_group() as tasks:
             while True:
-                waiting = {p.partition: p for p in self._positions if p.reset_to is not None}
+                missing = [p for p in self._positions if p.reset_to is not None]
+                # A recreated topic has no position until the group assigns its new id.
+                waiting = {p.partition: p for p in missing if not self._is_unassigned(p)}
                 for position in waiting.values():
                     if position.reset_to is not None and position.reset_to.whence is StartFrom.NONE:
                         self._start_positions.require_seek(position)
@@ -115,7 +118,7 @@ class OffsetResetter:
                 by_leader_id, leaderless = group_by_leader(
                     self._cluster, (p for p, at in waiting.items() if at.reset_to is not None)
                 )
-                if leaderless:
+                if leaderless or len(waiting) < len(missing):
                     self._metadata_refresher.ask()
                 for leader_id in by_leader_id.keys() - self._busy_leaders:
                     self._busy_leaders.add(leader_id)
@@ -123,6 +126,9 @@ class OffsetResetter:
                         self._look_up, leader_id, [waiting[partition] for partition in by_leader_id[leader_id]]
                     )
                 await self._wakeup.wait()
+
+    def _is_unassigned(self, position: Position) -> bool:
+        return is_other_log(position.assigned_topic_id, position.partition, self._cluster.topology)
 
     async def _look_up(self, leader_id: int, waiting: list[Position]) -> None:
         """Request offsets from one leader until the start offsets are known; after a failure, pause and give up.

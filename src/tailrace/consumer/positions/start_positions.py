@@ -73,7 +73,7 @@ class StartPositions:
 
         If the topic was recreated after the partition was last fetched, ignore the offset and call ``read_recreated``.
         """
-        if is_other_log(position.fetched_topic_id, position.partition, self._cluster.topology):
+        if is_other_log(position.topic_id, position.partition, self._cluster.topology):
             self.read_recreated([position.partition])
         else:
             self.drop_and_set_start(position, committed)

@@ -46,6 +46,11 @@ class Position:
     """Leader epoch of the last fetched batch (KIP-595); -1 if unknown."""
     fetched_topic_id: UUID | None = None
     """Topic id of the last fetch in this epoch, or None; a recreated topic has another id."""
+    assigned_topic_id: UUID | None = None
+    """Id of the topic that the group has assigned (KIP-848); None if the topic is assigned by name.
+
+    The group may assign the same partition of a recreated topic, which has another id, to another member.
+    """
     delivered_epoch: int = -1
     """Leader epoch of the last delivered batch, for commits; -1 if unknown."""
     reset_to: StartPoint | None = None
@@ -149,8 +154,12 @@ class Position:
 
     @property
     def topic_id(self) -> UUID | None:
-        """Topic id of the last fetch in this epoch; None before the first fetch, and with brokers without topic ids."""
-        return None if self.fetched_topic_id == NO_TOPIC_ID else self.fetched_topic_id
+        """Id of the topic to which the offsets belong: of the last fetch in this epoch, otherwise of the assignment.
+
+        None before the first fetch of a topic that is assigned by name, and with brokers without topic ids.
+        """
+        found = self.assigned_topic_id if self.fetched_topic_id is None else self.fetched_topic_id
+        return None if found == NO_TOPIC_ID else found
 
     # ---- start of an epoch -------------------------------------------------------------------------------------
 

@@ -123,6 +123,8 @@ class FetchPlan:
     """Partitions that use more than their share of the buffer, if that leaves no room for the partitions to fetch."""
     recreated: tuple[TopicPartition, ...] = ()
     """Partitions that were left out because their topics were recreated."""
+    unassigned: tuple[TopicPartition, ...] = ()
+    """Partitions that were left out because the topics of their names have other ids than the assigned topics."""
 
     def is_valid_for(self, position: Position) -> bool:
         """Return True if the answer to this fetch is valid for ``position``.
@@ -197,6 +199,7 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
     chosen: dict[TopicPartition, FetchPartition] = {}
     epochs: dict[TopicPartition, int] = {}
     recreated: list[TopicPartition] = []
+    unassigned: list[TopicPartition] = []
     is_idle, lacks_room, retry_at, wanted = True, False, math.inf, 0
     for source in sources:
         position = source.position
@@ -207,6 +210,9 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
             continue
         if position.retry_at > now:
             retry_at = min(retry_at, position.retry_at)
+            continue
+        if source.is_unassigned:
+            unassigned.append(position.partition)
             continue
         if source.is_recreated:
             recreated.append(position.partition)
@@ -234,6 +240,7 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
         is_idle=is_idle,
         overdrawn=overdrawn,
         recreated=tuple(recreated),
+        unassigned=tuple(unassigned),
     )
 
 

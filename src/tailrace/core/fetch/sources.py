@@ -45,6 +45,12 @@ class FetchSource:
         # Two ids that are equal are nearly always the same object; a comparison by value is slow.
         return fetched_id is not self.topic_id and is_other_log(fetched_id, self.position.partition, self.topology)
 
+    @property
+    def is_unassigned(self) -> bool:
+        """True if the group has assigned the topic by its id, and the topic of this name has another id (KIP-848)."""
+        assigned_id = self.position.assigned_topic_id
+        return assigned_id is not self.topic_id and is_other_log(assigned_id, self.position.partition, self.topology)
+
     def request(self, offset: int, size: int) -> FetchPartition:
         """Return the entry of a fetch request for ``size`` bytes; the same object again if nothing has changed."""
         position, last = self.position, self._last_request

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import TypeAlias
 from uuid import UUID
 
+import msgspec
+
 from tailrace.core.group.events import Identity
 from tailrace.errors import TailraceError
 from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
@@ -109,6 +111,8 @@ class TakeOver(Value):
     protocol: str
     """Protocol of the generation; in a consumer group, the name of an assignor."""
     is_leader: bool
+    topic_ids: Mapping[str, UUID] = msgspec.field(default_factory=dict)
+    """Ids of the topics of ``added`` (KIP-848), by name; without an entry, the group assigns the topic by name."""
 
 
 class Release(Value):

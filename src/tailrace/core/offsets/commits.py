@@ -166,5 +166,5 @@ class Commits:
 
 
 def _topic_id(position: Position | None) -> UUID:
-    """Return the id of the topic that was fetched; all zeros if nothing was fetched."""
-    return NO_TOPIC_ID if position is None or position.fetched_topic_id is None else position.fetched_topic_id
+    """Return the id of the topic to which the offsets of ``position`` belong; all zeros if the id is unknown."""
+    return NO_TOPIC_ID if position is None or position.topic_id is None else position.topic_id

@@ -421,7 +421,7 @@ def test_first_assignment_is_taken_over():
 
     mine = parts("t0", "t1", "u0")
     assert effects_after(one, TopicNamesFound(NAMES)) == [
-        TakeOver(mine, frozenset(), me, "the broker's choice", is_leader=False)
+        TakeOver(mine, frozenset(), me, "the broker's choice", is_leader=False, topic_ids={"t": T, "u": U})
     ]
     assert one.state is Kip848State.TAKING_OVER
     assert one.owned == mine
@@ -882,7 +882,9 @@ def test_added_partitions_are_taken_over_at_once():
 
     (take_over,) = assign(one, "t0", "t1", now=NOW + 5)
 
-    assert take_over == TakeOver(parts("t1"), parts("t0"), Identity("me", 8), "the broker's choice", is_leader=False)
+    assert take_over == TakeOver(
+        parts("t1"), parts("t0"), Identity("me", 8), "the broker's choice", is_leader=False, topic_ids={"t": T}
+    )
     assert one.next_deadline() == NOW + 5 + INTERVAL_S
     effects_after(one, TakenOver(), now=NOW + 6)
     assert beat(one, NOW + 6) == SendGroupHeartbeat(Identity("me", 8), SESSION_S / 3, owned={T: (0, 1)})

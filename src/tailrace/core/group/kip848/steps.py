@@ -313,6 +313,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
                 self.identity,
                 protocol,
                 is_leader=False,
+                topic_ids={self._names.known[topic]: topic for topic, _ in added},
             )
         )
         return Kip848State.TAKING_OVER
