@@ -114,7 +114,9 @@ def test_the_cashier_continues_the_trace_of_a_payment(started, made, options):
         lines += line.rpartition(" | ")[2]
         found = {name for name, of in printed_spans(lines) if of == trace_id}
     charging.send_signal(signal.SIGTERM)
-    rest, _ = charging.communicate(timeout=60)
+    # communicate() would leave out what readline() has read ahead.
+    rest = charging.stdout.read()
+    charging.wait(60)
 
     assert (paying.returncode, charging.returncode) == (0, 0)
     # Lines of two workers may alternate, so the names of spans are not looked for with their traces here.

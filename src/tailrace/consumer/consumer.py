@@ -401,8 +401,9 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
 
         ``commit()`` and ``commit(*partitions)`` include records in flight, except in a rebalance callback and with
         ``streams()``. With ``ack="manual"`` both commit up to the lowest record that is not acknowledged. The offset in
-        ``commit({partition: 17})`` is that of the next record to read. Metadata given with an offset is kept in later
-        commits for as long as the committed offset stays the same.
+        ``commit({partition: 17})`` is that of the next record to read. Automatic commits do not replace this offset
+        until a record is finished after this call, or a seek sets another position. Metadata given with an offset is
+        kept in later commits for as long as the committed offset stays the same.
 
         Raises:
             ConsumerStateError: not started, stopped, or without a group.

@@ -54,7 +54,7 @@ class MemberView:
             one
             for one in self._runtime.positions
             if not one.has_stale_commit and one.is_fetchable and not one.is_halted
-            if one.delivered is not None and one.committed is not None and one.delivered > one.committed
+            if one.delivered is not None and one.delivered > max(one.commit_base, one.committed or 0)
         ]
 
     def watch(self, on_change: Callable[[], None]) -> None:

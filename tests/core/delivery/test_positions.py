@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.delivery.progress import InFlight
 from tailrace.core.offset_map import OffsetMap
+from tailrace.core.positions.start_point import StartFrom, StartPoint
 from tailrace.records import TopicPartition
 from tests.support.simulation.records import records_at
 
@@ -50,6 +51,59 @@ def test_start_offset_is_committed(position):
 
     position.note_committed(7)
     assert not position.is_commit_due
+
+
+@pytest.mark.parametrize(("chosen", "start"), [(4, 10), (4, 0), (10, 10)])
+def test_a_commit_of_the_user_replaces_the_start_offset(position, chosen, start):
+    """If the user commits before the start offset is known, the start offset is not committed."""
+    position.reset(StartPoint(StartFrom.LATEST), None)
+    position.note_chosen(chosen, "", None, None)
+    position.resolve(start)
+
+    assert not position.is_commit_due
+    position.skip(max(start, chosen) + 1, -1)
+    assert position.is_commit_due
+
+
+def test_a_commit_of_the_user_before_the_first_start_stays(position):
+    """If the user commits before the committed offset was read, the start of reading is not committed."""
+    position.note_chosen(4, "", None, None)
+    position.begin(7)
+
+    assert not position.is_commit_due
+
+
+def test_a_commit_of_the_user_below_finished_records_stays(position):
+    """After a commit of the user below finished records, an automatic commit is due with the next finished record."""
+    position.begin(7)
+    position.skip(9, -1)
+    position.note_chosen(4, "", None, 9)
+
+    assert not position.is_commit_due
+    assert position.is_uncommitted
+    position.skip(10, -1)
+    assert position.is_commit_due
+
+
+def test_a_seek_is_committed_over_a_commit_of_the_user(position):
+    """After a seek, a commit is due, whatever the user has committed before."""
+    position.begin(7)
+    position.note_chosen(4, "", None, 7)
+    position.move()
+    position.begin(4)
+
+    assert position.is_commit_due
+
+
+@pytest.mark.parametrize(("before", "start", "is_due"), [(2, 6, False), (2, 10, False), (50, 20, True), (50, 0, True)])
+def test_a_commit_of_the_user_stays_if_records_were_deleted(position, before, start, is_due):
+    """After a reset, the start is committed over the user's commit only if the log's end was lost."""
+    position.begin(before)
+    position.note_chosen(8, "", None, before)
+    position.reset(StartPoint(StartFrom.LATEST), before)
+    position.resolve(start)
+
+    assert position.is_commit_due is is_due
 
 
 def test_delivered_record_is_in_flight(position):

@@ -116,8 +116,6 @@ class AssignmentReconciler:
         """Position of each partition that was owned before the current rebalance."""
         self._reported: Partitions = frozenset()
         """Partitions whose assignment was reported to the user's rebalance listener."""
-        self._assigned_epochs: dict[TopicPartition, int] = {}
-        """Epoch of each partition as this assignment has set it; a seek of the user changes the partition's epoch."""
         self._released: dict[TopicPartition, tuple[UUID | None, int | None]] = {}
         """Topic id and committed offset of each partition when it was last revoked or lost."""
 
@@ -138,7 +136,7 @@ class AssignmentReconciler:
             BrokerError: the broker refuses to return the committed offsets.
         """
         self._note_positions(kept)
-        self._assigned_epochs |= {position.partition: position.epoch for position in self._positions.add(added)}
+        self._positions.add(added)
         for position in self._positions.of(added):
             position.assigned_topic_id = topic_ids.get(position.partition.topic)
         # Partitions that were reported to the listener already have start positions, even after a canceled takeover.
@@ -149,8 +147,8 @@ class AssignmentReconciler:
             what=f"reading the committed offsets of group {self._group_id!r}",
         )
         for position in self._positions.of(unreported):
-            # A seek after the assignment takes precedence.
-            if position.epoch == self._assigned_epochs[position.partition]:
+            # A seek of the user, or a takeover that was canceled, may have set a start.
+            if not position.has_start:
                 start = self._start_positions.policy.start_of_subscribed(
                     position.partition,
                     self._cluster.topology,
@@ -159,7 +157,6 @@ class AssignmentReconciler:
                     ignores_committed=self._resets_offsets,
                 )
                 self._start_positions.set_start(position, start)
-                self._assigned_epochs[position.partition] = position.epoch
         if self._resets_offsets and unreported:
             await self._commit_reset_positions(unreported)
         self._observer.emit(PartitionsAssigned(self._group_id, added, kept))

@@ -153,7 +153,7 @@ class Committer:
             BrokerError: the broker refuses the commit, and a retry would not help.
         """
         self.has_user_committed = True
-        await self._commit(partial(self._commits.snapshot, partitions), timeout_s)
+        await self._commit(partial(self._commits.snapshot, partitions, is_automatic=False), timeout_s)
 
     async def commit_chosen(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_s: float) -> None:
         """Commit offsets that the user has chosen; raise the same errors as ``commit_finished``."""

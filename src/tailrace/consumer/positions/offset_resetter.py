@@ -174,7 +174,7 @@ class OffsetResetter:
     def _set_position(self, lookup: _LookUp) -> None:
         position, (offset, leader_epoch) = lookup.position, lookup.start.resolve(lookup.known)
         before, policy = position.reset_from, str(position.reset_to)
-        self._start_positions.set_start(position, offset, leader_epoch=leader_epoch)
+        position.resolve(offset, leader_epoch)
         if before is not None:
             lost = offset - before if offset > before else None
             self._observer.emit(OffsetReset(position.partition, before, offset, policy, lost))

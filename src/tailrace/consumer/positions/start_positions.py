@@ -41,25 +41,28 @@ class StartPositions:
         self._cluster, self._positions, self._reader = cluster, positions, reader
         self.policy, self.on_changed = policy, on_changed
 
-    def set_start(self, position: Position, start: Start, before: int | None = None, leader_epoch: int = -1) -> None:
+    def set_start(self, position: Position, start: Start, before: int | None = None) -> None:
         """Read a partition from ``start`` on; the partition must have no buffered records.
 
         Args:
             position: position of an assigned partition.
             start: start of reading.
             before: former position, if it is out of range or its topic was recreated; the reset then emits an event.
-            leader_epoch: leader epoch that the leader has returned with the offset; -1 if unknown.
         """
         if isinstance(start, StartPoint):
             position.reset(start, before)
         elif isinstance(start, OffsetAndMetadata):
             self._set_committed_start(position, start)
         else:
-            position.begin(start, leader_epoch)
+            position.begin(start)
 
     def drop_and_set_start(self, position: Position, start: Start, before: int | None = None) -> None:
-        """Drop a partition's buffered records and records in flight, and read the partition from ``start`` on."""
+        """Drop a partition's buffered records and records in flight, and read the partition from ``start`` on.
+
+        An earlier commit of the user is no longer in force.
+        """
         self._reader.drop([position.partition])
+        position.move()
         self.set_start(position, start, before)
 
     def read_recreated(self, partitions: Iterable[TopicPartition]) -> None:
@@ -92,7 +95,9 @@ class StartPositions:
         # The cluster metadata may be outdated, so a recreation of the topic may be unknown yet. The next fetch detects
         # it by the former topic id.
         position.fetched_topic_id = topic_id
-        position.note_committed(offset, decoded.user_text, decoded.offset_map)
+        if position.has_stale_commit:
+            # Otherwise, the user has committed an offset since the partition was assigned.
+            position.note_committed(offset, decoded.user_text, decoded.offset_map)
         if not position.is_fetchable or decoded.problem:
             # A map that is used is reported after an assignment only, and not when records are read again.
             self._reader.maps.report_found(position, decoded)

@@ -40,6 +40,12 @@ class Position:
     """Offset map in the same commit as ``committed``."""
     has_stale_commit: bool = True
     """True if no offset was committed in the current epoch, so that a commit is due whatever ``finished`` is."""
+    is_commit_chosen: bool = False
+    """True if the user chose the offset ``committed`` during this assignment."""
+    moves: int = 0
+    """Number of calls of ``move`` in this assignment."""
+    commit_base: int = 0
+    """Value of ``finished`` at the last commit, or start of the epoch; an automatic commit is due only above it."""
     map_fill: OffsetMapSize = field(default_factory=OffsetMapSize)
     """Size of the offset map in the commit metadata."""
     last_fetched_epoch: int = -1
@@ -127,19 +133,24 @@ class Position:
 
     @property
     def is_commit_due(self) -> bool:
-        """True if a commit is due.
+        """True if an automatic commit is due.
 
-        A commit is due if ``finished`` has advanced since the last commit; it never goes back within an epoch. A
-        commit is also due for the first offset of each epoch:
+        A commit is due if ``finished`` has advanced since the last commit; it never goes back within an epoch. An
+        offset that the user has committed stays until then, even if it is lower than ``finished``. A commit is also due
+        for the first offset of each epoch, unless the user has committed another offset in that epoch:
 
         - The start offset of a partition without a committed offset has to be committed. Otherwise a consumer with
           ``latest`` would skip records that are written while it is down.
         - After a seek, even to the committed offset, a commit that was sent before may still arrive at the broker.
         """
         finished = self.finished
-        if finished is None:
-            return False
-        return self.has_stale_commit or self.committed is None or finished > self.committed
+        return finished is not None and (self.has_stale_commit or finished > max(self.commit_base, self.committed or 0))
+
+    @property
+    def is_uncommitted(self) -> bool:
+        """True if ``finished`` is above the committed offset, or no offset was committed in the current epoch."""
+        finished = self.finished
+        return finished is not None and (self.has_stale_commit or finished > (self.committed or 0))
 
     @property
     def offset_map(self) -> OffsetMap | None:
@@ -163,15 +174,15 @@ class Position:
 
     # ---- start of an epoch -------------------------------------------------------------------------------------
 
+    @property
+    def has_start(self) -> bool:
+        """True if the partition has a start offset, has one looked up, or waits for a seek of the user."""
+        return self.progress is not None or self.reset_to is not None or self.is_refused
+
     def begin(self, offset: int, leader_epoch: int = -1, known: OffsetMap | None = None) -> None:
         """Begin an epoch at ``offset``; ``known`` is the offset map of an earlier owner, if there is one."""
         self.end_epoch()
-        self.progress, self.map_fill = Progress(self.partition, offset, known), OffsetMapSize()
-        self.last_fetched_epoch = self.delivered_epoch = leader_epoch
-        self.has_stale_commit = True
-        self.reset_to = self.reset_from = self.fetched_topic_id = None
-        self.is_refused = False
-        self.failures, self.retry_at = 0, 0.0
+        self._set_start(offset, leader_epoch, known)
 
     def reset(self, to: StartPoint, before: int | None) -> None:
         """Begin an epoch whose start has to be looked up; ``before`` is the position if it was out of range."""
@@ -180,12 +191,41 @@ class Position:
         self.is_refused = False
         self.preferred_read_replica = None
 
+    def resolve(self, offset: int, leader_epoch: int = -1) -> None:
+        """Set the start of the epoch that ``reset`` has begun.
+
+        A commit of the user stays in force if records from the former position on were deleted, but not if the log ends
+        before that position.
+        """
+        if self.reset_from is not None:
+            self.has_stale_commit = not self.is_commit_chosen or self.reset_from >= offset
+        self._set_start(offset, leader_epoch, None)
+
+    def _set_start(self, offset: int, leader_epoch: int, known: OffsetMap | None) -> None:
+        self.progress, self.map_fill = Progress(self.partition, offset, known), OffsetMapSize()
+        self.last_fetched_epoch = self.delivered_epoch = leader_epoch
+        self.commit_base = offset
+        self.reset_to = self.reset_from = self.fetched_topic_id = None
+        self.is_refused = False
+        self.failures, self.retry_at = 0, 0.0
+
     def end_epoch(self) -> None:
-        """End the epoch: its records in flight are ignored, and the partition has no position."""
+        """End the epoch: its records in flight are ignored, and the partition has no start."""
         self.epoch += 1
+        self.has_stale_commit = self.has_stale_commit or self.has_start
         if self.progress is not None:
             self.progress.end()
-        self.progress = None
+        self.progress = self.reset_to = self.reset_from = None
+        self.is_refused = False
+
+    def move(self) -> None:
+        """End the epoch, because the user chooses another start or the log was replaced or truncated.
+
+        Commits that the user has sent before are no longer in force.
+        """
+        self.end_epoch()
+        self.moves += 1
+        self.has_stale_commit, self.is_commit_chosen = True, False
 
     def refuse(self) -> None:
         """Leave the position unset until the user seeks, and look up no start offset."""
@@ -233,7 +273,19 @@ class Position:
             self.delivered_epoch = max(self.delivered_epoch, leader_epoch)
 
     def note_committed(self, offset: int, user_text: str = "", offset_map: OffsetMap | None = None) -> None:
-        """Note the offset, user text and offset map of a commit that was acknowledged in this epoch."""
+        """Note the offset, user text and offset map of a commit of finished records that was acknowledged."""
+        self._note_commit(offset, user_text, offset_map)
+        self.commit_base, self.is_commit_chosen = offset, False
+
+    def note_chosen(self, offset: int, user_text: str, offset_map: OffsetMap | None, finished: int | None) -> None:
+        """Note an acknowledged commit of an offset that the user has chosen.
+
+        ``finished`` is the lowest unfinished offset at the time of the commit; None if there was no start offset.
+        """
+        self._note_commit(offset, user_text, offset_map)
+        self.commit_base, self.is_commit_chosen = self.commit_base if finished is None else finished, True
+
+    def _note_commit(self, offset: int, user_text: str, offset_map: OffsetMap | None) -> None:
         self.committed, self.committed_metadata, self.committed_map = offset, user_text, offset_map
         self.has_stale_commit = False
 

@@ -50,6 +50,8 @@ class CommitSnapshot:
     assignments: Mapping[TopicPartition, int]
     """Number that identifies the assignment of each assigned partition; seeks and resets do not change it."""
     notes: Mapping[TopicPartition, CommitNote] = field(default_factory=dict)
+    chosen_at: Mapping[TopicPartition, tuple[int, int | None]] | None = None
+    """``moves`` and finished offset of each assigned partition, if the user has chosen ``offsets``; otherwise None."""
 
     def __bool__(self) -> bool:
         return bool(self.offsets)
@@ -68,14 +70,20 @@ class Commits:
         self.positions = positions
         self._max_bytes, self._writer = max_bytes, writer
 
-    def snapshot(self, partitions: Iterable[TopicPartition] | None = None) -> CommitSnapshot:
+    def snapshot(
+        self, partitions: Iterable[TopicPartition] | None = None, *, is_automatic: bool = True
+    ) -> CommitSnapshot:
         """Return the finished offsets and offset maps that are not committed yet.
 
         Args:
             partitions: partitions to commit; None for all partitions.
+            is_automatic: True to leave out partitions in which no record was finished since the user committed another
+                offset.
         """
         among = self.positions if partitions is None else self.positions.of(partitions)
-        due = [position for position in among if position.is_commit_due or self._is_map_due(position)]
+        due = [
+            one for one in among if (one.is_commit_due if is_automatic else one.is_uncommitted) or self._is_map_due(one)
+        ]
         entries = {one.partition: self._entry(one) for one in due}
         return self._snapshot(due, entries)
 
@@ -93,7 +101,8 @@ class Commits:
             entries[partition] = self._with_map(
                 CommitOffset(*partition, one.offset, epoch, one.metadata, _topic_id(position)), offset_map, position
             )
-        return self._snapshot(assigned, entries)
+        chosen_at = {position.partition: (position.moves, position.finished) for position in assigned}
+        return self._snapshot(assigned, entries, chosen_at)
 
     def without_map(self, entry: CommitOffset, note: CommitNote) -> CommitOffset | None:
         """Return ``entry`` with only the user's text as metadata; None if ``entry`` has no other metadata."""
@@ -101,7 +110,10 @@ class Commits:
         return replace(entry, metadata=text) if text != entry.metadata else None
 
     def _snapshot(
-        self, positions: Iterable[Position], entries: Mapping[TopicPartition, tuple[CommitOffset, CommitNote]]
+        self,
+        positions: Iterable[Position],
+        entries: Mapping[TopicPartition, tuple[CommitOffset, CommitNote]],
+        chosen_at: Mapping[TopicPartition, tuple[int, int | None]] | None = None,
     ) -> CommitSnapshot:
         assigned = list(positions)
         return CommitSnapshot(
@@ -109,6 +121,7 @@ class Commits:
             {position.partition: position.epoch for position in assigned},
             {position.partition: position.assignment for position in assigned},
             {partition: note for partition, (_, note) in entries.items()},
+            chosen_at,
         )
 
     def _entry(self, position: Position) -> tuple[CommitOffset, CommitNote]:
@@ -158,11 +171,20 @@ class Commits:
         offset maps count as committed nevertheless, so that they are not committed again and again.
         """
         for position in self.positions.of(partitions):
-            entry = snapshot.offsets[position.partition]
-            if snapshot.epochs.get(position.partition) == position.epoch:
-                note = snapshot.notes[position.partition]
-                user_text = "" if position.partition in without_text else note.user_text
-                position.note_committed(entry.offset, user_text, note.offset_map)
+            partition = position.partition
+            offset, note = snapshot.offsets[partition].offset, snapshot.notes[partition]
+            user_text = "" if partition in without_text else note.user_text
+            is_current = snapshot.epochs.get(partition) == position.epoch
+            if snapshot.chosen_at is None:
+                if is_current:
+                    position.note_committed(offset, user_text, note.offset_map)
+                continue
+            # Until the user moves the position, a chosen offset stays in force, even if the partition was assigned or
+            # its start was found after the commit was sent.
+            moves, finished = snapshot.chosen_at.get(partition, (position.moves, None))
+            assignment = snapshot.assignments.get(partition, position.assignment)
+            if (assignment, moves) == (position.assignment, position.moves):
+                position.note_chosen(offset, user_text, note.offset_map, finished if is_current else None)
 
 
 def _topic_id(position: Position | None) -> UUID:
