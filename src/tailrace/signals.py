@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from tailrace.context_managers import contextmanager
+
 __all__ = ["exit_on_signals", "handle_signals", "undo_exit_on_signals"]
 
 
@@ -42,7 +44,7 @@ _wakeup_fds: list[int] = []
 """File descriptors of sockets that wake an event loop; Python writes a byte to the newest one at each signal."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def handle_signals(
     numbers: Collection[signal.Signals],
     on_first: Callable[[], object],
@@ -84,7 +86,7 @@ def handle_signals(
                 _set_idle_handler(number)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _wake_on_signals(loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
     """Wake ``loop`` at each signal for the duration of a context; do nothing outside the main thread.
 

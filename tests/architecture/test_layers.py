@@ -25,6 +25,7 @@ LAYERS = [
     {"awaitables"},
     {"errors"},
     {"records", "values", "version", "error_codes", "extras", "signals", "auto_reset_event", "compiled"},
+    {"context_managers", "user_exceptions"},
     {"_native"},
 ]
 HEIGHT = {package: len(LAYERS) - number for number, packages in enumerate(LAYERS) for package in packages}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from typing_extensions import Unpack
 
 from tailrace.config import ConsumerOptions, resolve
+from tailrace.context_managers import asynccontextmanager
 from tailrace.net.cluster import Cluster
 
 __all__ = ["reached"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, cast
 
+from tailrace.context_managers import contextmanager
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, broker_error
 from tailrace.net.cluster import Cluster

@@ -10,7 +10,6 @@ import asyncio
 import dataclasses
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -45,6 +44,7 @@ from tailrace.app.transactions.exactly_once import (
 )
 from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, resolve
 from tailrace.consumer.supervisor import Supervisor
+from tailrace.context_managers import asynccontextmanager
 from tailrace.core.failures.retry import Retry
 from tailrace.errors import ConfigurationError, ConsumerStateError, HandlerFailedError, PublishError, TailraceError
 from tailrace.observe.hooks import Hook, Observer

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from types import TracebackType
 
 from tailrace.app.dispatch.task_results import stop_all, task_error
 from tailrace.app.function_kinds import name_of
 from tailrace.awaitables import resolve_call
+from tailrace.context_managers import AsyncExitStack
 from tailrace.errors import TailraceError
 from tailrace.observe.events import ShutdownTimedOut
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import anyio
@@ -25,6 +25,7 @@ from tailrace.app.health.consumer_events import ConsumerEvents
 from tailrace.app.health.event_loop_watchdog import Watchdog
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.supervisor import Supervisor
+from tailrace.context_managers import AsyncExitStack
 from tailrace.core.backoff import Backoff
 from tailrace.errors import BrokerConnectionError, TailraceError
 from tailrace.observe.events import AppFailed, BrokersUnavailable, LeaveGroupTimedOut
@@ -32,6 +33,7 @@ from tailrace.observe.hooks import Observer
 from tailrace.observe.instrumentation import instrumentations_of
 from tailrace.observe.statistics import AppStatistics, Durations
 from tailrace.producer.publisher import Publisher, instrumented
+from tailrace.user_exceptions import error_text
 
 __all__ = ["AppRun"]
 
@@ -366,6 +368,6 @@ def _as_tailrace_error(error: BaseException) -> TailraceError:
         error = error.exceptions[0]
     if isinstance(error, TailraceError):
         return error
-    failure = TailraceError(f"the app ended: {type(error).__name__}: {error}")
+    failure = TailraceError(f"the app ended: {error_text(error)}")
     failure.__cause__ = error
     return failure

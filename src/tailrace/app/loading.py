@@ -9,6 +9,7 @@ from importlib import import_module
 from tailrace.app.app import App
 from tailrace.app.stack_frames import where_raised
 from tailrace.errors import ConfigurationError, TailraceError
+from tailrace.user_exceptions import error_text
 
 __all__ = ["load_app", "split_app_name"]
 
@@ -50,7 +51,7 @@ def load_app(where: str) -> App:
         line = where_raised(error)
         at = "" if line is None else f" at {line}"
         raise ConfigurationError(
-            f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}{at}"
+            f"module {module_name!r} cannot be imported: {error_text(error)}{at}"
             f" - `python -c 'import {module_name}'` shows the whole traceback"
         ) from error
     app = getattr(module, name, None)

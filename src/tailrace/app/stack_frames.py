@@ -16,6 +16,8 @@ from tailrace.errors import DecodeError
 __all__ = ["StackFrame", "frame_position", "innermost_user_frame", "where_raised", "with_short_tracebacks"]
 
 _LIBRARY_PACKAGES = sys.stdlib_module_names | {"tailrace"}
+_MAX_RELATED = 100
+"""Maximum number of exceptions in a log entry: causes, contexts and members of groups."""
 
 
 class StackFrame(NamedTuple):
@@ -73,7 +75,10 @@ def where_raised(error: BaseException) -> str | None:
 
     Return None if the traceback contains none.
     """
-    stack = [frame_position(frame, line) for frame, line in traceback.walk_tb(_raised(error).__traceback__)]
+    try:
+        stack = [frame_position(frame, line) for frame, line in traceback.walk_tb(_raised(error).__traceback__)]
+    except Exception:  # noqa: BLE001 - properties of the user's class may raise any exception
+        return None
     found = innermost_user_frame(stack[::-1])
     return None if found is None else str(found)
 
@@ -83,25 +88,42 @@ def with_short_tracebacks(error: BaseException) -> BaseException:
 
     The frame that raised the error is kept, too, unless it is in tailrace. If no frame belongs to the user's own code,
     the copy has no traceback. Causes, contexts and members of exception groups are shortened in the same way. ``error``
-    itself is unchanged, because hooks and dead letters use it. An error that cannot be copied is returned unchanged.
+    itself is unchanged, because it belongs to the user, and hooks and dead letters use it. An error that cannot be
+    copied is returned unchanged. Of many causes, contexts and members, only the nearest are kept.
     """
-    return _shortened(error, {})
-
-
-def _shortened(error: BaseException, copies: dict[int, BaseException]) -> BaseException:
-    if (known := copies.get(id(error))) is not None:
-        return known
-    short = _copy(error, copies)
-    if short is None:
-        copies[id(error)] = error
+    copies: dict[int, BaseException] = {}
+    try:
+        related = _related(error)
+        # Members of a group are copied before the group, which cannot be changed after its construction.
+        for one in reversed(related):
+            copies[id(one)] = _copy(one, copies) or one
+        for one in related:
+            if (short := copies[id(one)]) is not one:
+                _set(short, "__traceback__", _short_traceback(one))
+                # Setting the cause suppresses the context.
+                _set(short, "__cause__", copies.get(id(one.__cause__)))
+                _set(short, "__context__", copies.get(id(one.__context__)))
+                _set(short, "__suppress_context__", one.__suppress_context__)
+    except Exception:  # noqa: BLE001 - properties of the user's classes may raise any exception
         return error
-    copies[id(error)] = short
-    short.__traceback__ = _short_traceback(error)
-    # Setting the cause suppresses the context.
-    short.__cause__ = error.__cause__ and _shortened(error.__cause__, copies)
-    short.__context__ = error.__context__ and _shortened(error.__context__, copies)
-    short.__suppress_context__ = error.__suppress_context__
-    return short
+    return copies[id(error)]
+
+
+def _related(error: BaseException) -> list[BaseException]:
+    """Return an error, its causes and contexts and the members of groups, the nearest first."""
+    found, seen = [error], {id(error)}
+    for one in found:
+        members = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        for other in (one.__cause__, one.__context__, *members):
+            if other is not None and id(other) not in seen and len(found) < _MAX_RELATED:
+                seen.add(id(other))
+                found.append(other)
+    return found
+
+
+def _set(copied: BaseException, name: str, value: object) -> None:
+    """Set an attribute of a copy, even if its class refuses to set attributes, as a frozen dataclass does."""
+    BaseException.__dict__[name].__set__(copied, value)
 
 
 def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseException | None:
@@ -110,7 +132,7 @@ def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseExcepti
     def bare() -> BaseException:
         arguments = error.args
         if isinstance(error, BaseExceptionGroup):
-            arguments = (error.message, [_shortened(one, copies) for one in error.exceptions])
+            arguments = (error.message, [copies.get(id(one), one) for one in error.exceptions])
         made: BaseException = type(error).__new__(type(error), *arguments)
         made.__dict__.update(error.__dict__)
         return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tailrace.app.app import App
@@ -12,6 +11,7 @@ from tailrace.app.kafka_substitute import KafkaSubstitute
 from tailrace.app.lifecycle import AppRun
 from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.transactions.exactly_once import TransactionOptions
+from tailrace.context_managers import contextmanager
 
 __all__ = ["AppSettings", "app_run_of", "settings_of", "substitute_kafka"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 from tailrace.cli.screen import Screen
+from tailrace.context_managers import contextmanager
 from tailrace.embedded import jars
 from tailrace.embedded.cluster import EXTERNAL_BROKERS
 from tailrace.embedded.server import EmbeddedServer

@@ -6,6 +6,7 @@ from tailrace.config import ConsumerConfig
 from tailrace.core.group.error_reactions import REACTIONS, GroupReaction, GroupRequestKind, event_of
 from tailrace.core.group.events import GroupEvent
 from tailrace.errors import ConfigurationError
+from tailrace.user_exceptions import error_text
 
 __all__ = ["ErrorReactions"]
 
@@ -36,7 +37,7 @@ class ErrorReactions:
             name = configured(code) if callable(configured) else configured
         except Exception as error:
             raise ConfigurationError(
-                f"group_error_reactions: the function for code {code} raised {type(error).__name__}: {error}"
+                f"group_error_reactions: the function for code {code} raised {error_text(error)}"
             ) from error
         reaction = GroupReaction.__members__.get(str(name).upper())
         if reaction is None:

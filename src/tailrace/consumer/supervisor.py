@@ -15,6 +15,7 @@ import anyio
 
 from tailrace.awaitables import abandon
 from tailrace.errors import ConsumerStateError, TailraceError
+from tailrace.user_exceptions import error_text
 
 __all__ = ["Supervisor", "as_tailrace_error"]
 
@@ -130,6 +131,6 @@ def as_tailrace_error(error: BaseException) -> TailraceError:
         error = error.exceptions[0]
     if isinstance(error, TailraceError):
         return error
-    defect = TailraceError(f"a defect in tailrace: {type(error).__name__}: {error} - please report it")
+    defect = TailraceError(f"a defect in tailrace: {error_text(error)} - please report it")
     defect.__cause__ = error
     return defect

@@ -29,6 +29,7 @@ from tailrace.observe.instrumentation import HandlerInfo, Publish
 from tailrace.observe.telemetry_guard import TelemetryGuard
 from tailrace.producer.publisher import Published
 from tailrace.records import Record, TopicPartition
+from tailrace.user_exceptions import has_many_related, message_of
 
 __all__ = ["OpenTelemetry"]
 
@@ -36,6 +37,8 @@ ValueT = TypeVar("ValueT", bound=Hashable)
 
 _Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 _Attributes: TypeAlias = dict[str, str | int | bool]
+_MAX_STATUS_CHARS = 2_000
+"""Maximum length of an error's message in the status of a span."""
 
 
 class OpenTelemetry:
@@ -324,12 +327,16 @@ class _RunningOperation:
             first = next(iter(found.values()))
             self._labels[Attribute.ERROR_TYPE] = _type_name(first)
             self.span.set_attribute(Attribute.ERROR_TYPE, _type_name(first))
-            self.span.set_status(StatusCode.ERROR, str(first))
-            headers = self.trace
+            self.span.set_status(StatusCode.ERROR, message_of(first, _MAX_STATUS_CHARS))
+            if headers := self.trace:
+                note_trace(found.values(), headers)
             for error in found.values():
-                self.span.record_exception(error)
-                if headers:
-                    note_trace(error, headers)
+                if has_many_related(error):
+                    message = message_of(error, _MAX_STATUS_CHARS)
+                    details = {"exception.type": _type_name(error), "exception.message": message}
+                    self.span.add_event("exception", details)
+                else:
+                    self.span.record_exception(error)
 
     def __enter__(self) -> Self:
         return self

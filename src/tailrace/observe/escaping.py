@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from traceback import TracebackException
 from types import TracebackType
+
+from tailrace.user_exceptions import traceback_parts
 
 __all__ = ["escaped", "escaped_json", "escaped_traceback"]
 
@@ -38,7 +39,7 @@ def escaped_traceback(
     """
     if kind is None or exception is None:
         return ""
-    text = "".join(map(_indented, TracebackException(kind, exception, traceback, compact=True).format()))
+    text = "".join(map(_indented, traceback_parts(exception, traceback, compact=True)))
     return escaped(text.rstrip("\n"), keep="\n")
 
 

@@ -6,6 +6,7 @@ from types import TracebackType
 
 from tailrace.observe.events import TelemetryFailed
 from tailrace.observe.hooks import Observer
+from tailrace.user_exceptions import error_text
 
 __all__ = ["TelemetryGuard"]
 
@@ -34,5 +35,5 @@ class TelemetryGuard:
             return False
         if not self._has_failed:
             self._has_failed = True
-            Observer().emit(TelemetryFailed(self._step, f"{type(error).__name__}: {error}", error))
+            Observer().emit(TelemetryFailed(self._step, error_text(error), error))
         return True

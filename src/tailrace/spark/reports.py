@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from tailrace.context_managers import contextmanager
 from tailrace.records import TopicPartition
 
 __all__ = ["BackfillProgress", "BackfillReport", "GroupStatus", "OnProgress", "progress_reporter"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
@@ -26,6 +25,7 @@ from tailrace.app.substitution import app_run_of, settings_of, substitute_kafka
 from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.exactly_once import ContextPublisher
 from tailrace.app.transactions.source import TransactionalSource
+from tailrace.context_managers import AsyncExitStack, asynccontextmanager
 from tailrace.errors import ConfigurationError
 from tailrace.observe.events import Event
 from tailrace.observe.hooks import Observer

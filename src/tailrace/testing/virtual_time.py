@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tailrace.context_managers import contextmanager
 from tailrace.errors import ConfigurationError
 
 __all__ = ["VirtualTime"]
@@ -31,7 +31,7 @@ class VirtualTime:
         self._selector: Any = None
         self._run_in_executor: Any = None
 
-    @contextlib.contextmanager
+    @contextmanager
     def installed(self) -> Iterator[None]:
         """Replace the clock of the loop, and of no other loop, for the duration of a context."""
         loop = self._loop
@@ -45,7 +45,7 @@ class VirtualTime:
             # Without the attributes of the instance, the methods of the class are used again.
             del loop.time, loop.run_in_executor
 
-    @contextlib.contextmanager
+    @contextmanager
     def real_time(self) -> Iterator[None]:
         """Use real time for the duration of a context, in which a task waits for a thread."""
         self._real_time_users += 1

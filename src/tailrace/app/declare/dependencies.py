@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -32,6 +31,7 @@ from tailrace.app.declare.parameters import (
 from tailrace.app.declare.signature import read_signature
 from tailrace.app.function_kinds import FunctionKind, kind_of, name_of
 from tailrace.awaitables import is_coroutine
+from tailrace.context_managers import AsyncExitStack, asynccontextmanager, contextmanager
 from tailrace.errors import ConfigurationError, ConsumerStateError
 
 __all__ = ["Dependency", "DependencyPlan", "Overrides", "open_dependencies", "open_into"]

@@ -16,6 +16,7 @@ from tailrace.app.declare.codecs import JsonCodec, text_decoder, topic_reader
 from tailrace.app.declare.parameters import HeaderSource, KeySource
 from tailrace.errors import ConfigurationError, DecodeError
 from tailrace.records import Record
+from tailrace.user_exceptions import message_of
 
 __all__ = ["ValueReader", "create_key_or_header_reader", "create_value_reader", "place_of"]
 
@@ -270,7 +271,7 @@ def _reason(error: Exception) -> str:
 
 
 def _text(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return message_of(error) or type(error).__name__
 
 
 def _shorten(text: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from tailrace.app.codec_protocols import TopicReader
 from tailrace.app.declare.arguments import Opened
+from tailrace.context_managers import asynccontextmanager
 from tailrace.records import Record
 
 __all__ = ["Prefetch", "batch_prefetch", "record_prefetch"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
@@ -23,6 +23,7 @@ from tailrace.app.declare.prefetch import Prefetch, batch_prefetch, record_prefe
 from tailrace.app.declare.signature import read_signature
 from tailrace.app.declare.tables import TABLES, table_reader
 from tailrace.app.function_kinds import FunctionKind, handler_kind, name_of
+from tailrace.context_managers import AsyncExitStack
 from tailrace.errors import ConfigurationError, ConsumerStateError, DecodeError
 from tailrace.records import Record
 

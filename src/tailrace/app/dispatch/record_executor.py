@@ -114,11 +114,16 @@ class RecordExecutor(Executor[Worker]):
         handle, publish_result, workers = self._handle, self._publish_result, self._workers
         began_at = self._loop.time()
         while (record := self._take(worker)) is not None:
+            failure: Exception | None = None
             try:
                 if (returned := await handle(record)) is not None:
                     await publish_result(record, returned)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a handler may raise any exception
-                await self._recover_record(worker, error)
+                failure = self._failure(error)
+            # Outside of the ``except`` block, so that this failure does not become the context of later exceptions.
+            if failure is not None:
+                await self._recover_record(worker, failure)
+                failure = None
             if not self._finish_started(worker) and not worker.has_changed_context:
                 await self._run_free(worker, began_at)
             self._measure(worker)
@@ -142,12 +147,16 @@ class RecordExecutor(Executor[Worker]):
         free, count = self._lanes.free, 1
         worker.unmeasured.count_records(free)
         while length_hint(free) and self._may_start and not is_too_long(self._loop.time() - began_at):
+            failure: Exception | None = None
             try:
                 if (returned := await self._run_next(worker, free, count)) is not None:
                     assert worker.record is not None
                     await self._publish_result(worker.record, returned)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a handler may raise any exception
-                await self._recover_record(worker, error)
+                failure = self._failure(error)
+            if failure is not None:
+                await self._recover_record(worker, failure)
+                failure = None
             if worker.queued is not None or worker.has_changed_context:
                 self._finish_started(worker)
                 return
@@ -160,8 +169,7 @@ class RecordExecutor(Executor[Worker]):
         call = None if self._value_call is None or is_opentelemetry_imported() else self._value_call
         return handler_run(worker, free, count, self._handle, call and call.function, call and call.decode)
 
-    async def _recover_record(self, worker: Worker, error: Exception | asyncio.CancelledError) -> None:
-        failure = self._failure(error)
+    async def _recover_record(self, worker: Worker, failure: Exception) -> None:
         self._measure(worker, failed=1)
         await self._recover(self, worker, {0: failure})
         if worker.queued is not None:

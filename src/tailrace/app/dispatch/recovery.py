@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from tailrace.app.dispatch.batch_failures import FailuresByIndex
-from tailrace.app.failures.policy import ACTION_TEXTS, FailurePolicy, RetryingLane, error_text, is_given_up, is_outage
+from tailrace.app.failures.policy import ACTION_TEXTS, FailurePolicy, RetryingLane, is_given_up, is_outage
 from tailrace.app.publish.ordered_gather import gather_in_order
 from tailrace.app.stack_frames import where_raised, with_short_tracebacks
 from tailrace.core.failures.failure_counts import FailureCount, FailureCounts
@@ -21,6 +21,7 @@ from tailrace.core.failures.retry import FailureAction, RetryDecision
 from tailrace.observe.events import BatchFailed, BatchFailedPermanently, Event, HandlerFailed, HandlerFailedPermanently
 from tailrace.observe.hooks import Observer
 from tailrace.records import Record
+from tailrace.user_exceptions import error_text
 
 __all__ = ["FailedWork", "Recovery", "RetryingExecutor"]
 
@@ -108,7 +109,7 @@ class Recovery:
             DeadLetterError: a dead-letter or retry topic refused a record, and ``on_failure="stop"`` is set.
             ProducerFencedError: another producer has the same transactional id.
         """
-        failure_counts, first_error = self._policy.failure_counts(), failed[min(failed)]
+        failure_counts = self._policy.failure_counts()
         has_reported_final = False
         while failed:
             failed_records = self._decide(work.records, failure_counts, failed)
@@ -129,8 +130,6 @@ class Recovery:
                 return
             self.retries += len(work.records)
             failed = await executor.attempt(work)
-            for error in failed.values():
-                _remove_context(error, first_error)
 
     def _decide(
         self, records: Sequence[Record], failure_counts: FailureCounts, failed: FailuresByIndex
@@ -193,14 +192,3 @@ class Recovery:
                 **options,
             )
         )
-
-
-def _remove_context(error: Exception, first_error: Exception) -> None:
-    """Remove the first failure from the ``__context__`` of a later failure, which is not a consequence of the first.
-
-    Python sets the context, because a recovery may run in the ``except`` block of the first failure.
-    """
-    last: BaseException = error
-    while last.__context__ is not None and last.__context__ is not first_error:
-        last = last.__context__
-    last.__context__ = None

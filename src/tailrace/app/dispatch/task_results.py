@@ -10,6 +10,7 @@ import anyio
 
 from tailrace.awaitables import abandon
 from tailrace.errors import HandlerFailedError
+from tailrace.user_exceptions import error_text
 
 __all__ = ["self_cancellation_failure", "stop_all", "task_error"]
 
@@ -22,7 +23,7 @@ def task_error(task: asyncio.Task[Any]) -> Exception | None:
     error = None if task.cancelled() else task.exception()
     if error is None or isinstance(error, Exception):
         return error
-    failure = HandlerFailedError(f"a handler raised {type(error).__name__}: {error}")
+    failure = HandlerFailedError(f"a handler raised {error_text(error)}")
     failure.__cause__ = error
     return failure
 

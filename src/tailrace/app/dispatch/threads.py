@@ -136,8 +136,9 @@ class Threads:
 def _outcome(call: _Call) -> tuple[object, BaseException | None]:
     try:
         return call.context.run(call.function), None
-    except StopIteration as error:
-        failure = RuntimeError("the function raised StopIteration")
+    except (StopIteration, GeneratorExit) as error:
+        # Raised through a future, they would end the coroutine that waits for it.
+        failure = RuntimeError(f"the function raised {type(error).__name__}")
         failure.__cause__ = error
         return None, failure
     except BaseException as error:  # noqa: BLE001 - the error is raised where the call is awaited

@@ -7,12 +7,12 @@ failure. This module does no I/O.
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from tailrace.records import Record
+from tailrace.user_exceptions import message_of, traceback_of
 
 __all__ = [
     "MAX_ADDED_BYTES",
@@ -27,7 +27,6 @@ __all__ = [
     "due_at",
     "earlier_attempts",
     "handler_of",
-    "message_of",
     "origin_headers",
     "origin_of",
     "read_dead_letter",
@@ -155,8 +154,7 @@ def dead_letter(record: Record, failure: Failure, *, is_brief: bool = False) -> 
     earlier = _tailrace_headers(record.headers)
     added = _failure_headers(failure, _BRIEF_BYTES if is_brief else _MAX_MESSAGE_BYTES)
     if not is_brief:
-        trace = "".join(traceback.format_exception(failure.error))
-        added[_ERROR_TRACEBACK] = _truncated(trace, _MAX_TRACEBACK_BYTES)
+        added[_ERROR_TRACEBACK] = _truncated(traceback_of(failure.error), _MAX_TRACEBACK_BYTES)
     added[_DEATHS] = _encoded(_int_header(earlier, _DEATHS) + 1)
     if replays := _int_header(earlier, _REPLAYS):
         added[_REPLAYS] = _encoded(replays)
@@ -307,14 +305,6 @@ def _encoded(number: int) -> bytes:
 
 def _name_of(kind: type[BaseException]) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def message_of(error: BaseException) -> str:
-    """Return the message of an error, or a placeholder if its ``__str__`` raises."""
-    try:
-        return str(error)
-    except Exception as broken:  # noqa: BLE001 - an error in the user's __str__ must not prevent the dead letter
-        return f"(no message: __str__ raised {type(broken).__name__})"
 
 
 def _truncated(text: str, max_bytes: int) -> bytes:

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher, OutgoingFailure
-from tailrace.app.failures.dead_letters import message_of
 from tailrace.app.failures.reject import Reject
 from tailrace.app.handlers import Handler
 from tailrace.app.resolved_options import ResolvedOptions
@@ -32,8 +31,9 @@ from tailrace.errors import (
 from tailrace.observe.events import DeadLetterFailed, RecordDeadLettered, RecordDelayed, RecordSkipped
 from tailrace.observe.hooks import Observer
 from tailrace.records import Record
+from tailrace.user_exceptions import error_text
 
-__all__ = ["ACTION_TEXTS", "FailurePolicy", "RetryingLane", "error_text", "is_given_up", "is_outage"]
+__all__ = ["ACTION_TEXTS", "FailurePolicy", "RetryingLane", "is_given_up", "is_outage"]
 
 _NOT_RETRYABLE = (Reject, DecodeError)
 """Errors that would occur again in every attempt."""
@@ -256,11 +256,6 @@ def is_given_up(decision: RetryDecision, error: Exception) -> bool:
 def is_outage(error: Exception) -> bool:
     """Return True if ``error`` means that a service is unavailable, not that the record is at fault."""
     return consists_of(error, _OUTAGES)
-
-
-def error_text(error: BaseException) -> str:
-    """Return the type and message of an error, for events."""
-    return f"{type(error).__name__}: {message_of(error)}"
 
 
 def _advice(topic: str, refused: PublishError) -> str:

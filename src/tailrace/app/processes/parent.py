@@ -29,6 +29,7 @@ from tailrace.core.processes.messages import (
     length_of,
 )
 from tailrace.errors import TailraceError
+from tailrace.user_exceptions import error_text
 
 __all__ = ["MARGIN_S", "Parent", "failure_message"]
 
@@ -121,7 +122,7 @@ def failure_message(error: BaseException) -> FailedMessage:
     """Return the message that reports an error to the parent; only a TailraceError is pickled."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    text = f"{type(error).__name__}: {error}"
+    text = error_text(error)
     if not isinstance(error, TailraceError):
         return FailedMessage(None, text)
     try:

@@ -33,6 +33,7 @@ from tailrace.observe.hooks import Hook, Observer
 from tailrace.observe.log_format import LogFormat
 from tailrace.observe.statistics import PoolStatistics
 from tailrace.signals import handle_signals
+from tailrace.user_exceptions import error_text
 from tailrace.values import robust_repr
 
 __all__ = ["WorkerPool", "WorkerSpec"]
@@ -304,6 +305,6 @@ def _first(error: BaseException) -> TailraceError:
         error = error.exceptions[0]
     if isinstance(error, TailraceError):
         return error
-    failure = TailraceError(f"the pool ended: {type(error).__name__}: {error}")
+    failure = TailraceError(f"the pool ended: {error_text(error)}")
     failure.__cause__ = error
     return failure

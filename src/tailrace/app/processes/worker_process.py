@@ -35,6 +35,7 @@ from tailrace.core.processes.messages import (
 from tailrace.core.processes.worker_plan import check_transactional_id, instance_id_template
 from tailrace.errors import ConfigurationError, ConsumerStateError, TailraceError
 from tailrace.observe.log_format import configure_logging
+from tailrace.user_exceptions import error_text
 
 __all__ = ["main"]
 
@@ -72,7 +73,7 @@ class _WorkerProcess:
         except (ImportError, SyntaxError) as error:
             # ConfigurationError is fatal for the pool; a restart would import the same files.
             traceback.print_exc()
-            reason = f"{type(error).__name__}: {error}"
+            reason = error_text(error)
             raise ConfigurationError(f"{self._spec['app']} cannot be imported: {reason}") from error
 
     def _set_instance_id(self, app: App) -> None:

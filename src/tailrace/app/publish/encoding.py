@@ -14,6 +14,7 @@ from tailrace.app.codec_protocols import AnyCodec, TopicCodec
 from tailrace.app.publish.message import Message
 from tailrace.core.legal_topic_names import topic_name_fault
 from tailrace.errors import PublishError, SchemaRegistryError
+from tailrace.user_exceptions import message_of
 
 __all__ = [
     "Headers",
@@ -105,7 +106,7 @@ async def encode_messages(
         except SchemaRegistryError:
             raise
         except Exception as error:
-            raise PublishError(f"{where}: a message to {to!r} cannot be encoded: {error}") from error
+            raise PublishError(f"{where}: a message to {to!r} cannot be encoded: {message_of(error, 1_000)}") from error
         encoded.append(OutgoingRecord(to, value, key, headers, message.partition))
     return encoded
 

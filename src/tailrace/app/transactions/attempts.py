@@ -19,6 +19,7 @@ from tailrace.core.transactions.window import Window
 from tailrace.errors import ConsumerStateError, PublishError, TailraceError
 from tailrace.producer.publisher import Publisher
 from tailrace.records import Record
+from tailrace.user_exceptions import error_text
 
 __all__ = ["Attempts", "PendingRecord", "current_publisher"]
 
@@ -181,7 +182,7 @@ class Attempts:
                 await self._send(one)
             except BaseException as error:
                 if number or not isinstance(error, PublishError):
-                    reason = f"{type(error).__name__}: {error}"
+                    reason = error_text(error)
                     self._on_failure(PublishError(f"only some results of a handler could be published ({reason})"))
                 raise
 

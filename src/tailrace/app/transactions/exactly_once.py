@@ -7,7 +7,7 @@ import platform
 import re
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, get_args
 
@@ -20,6 +20,7 @@ from tailrace.app.transactions.attempts import current_publisher
 from tailrace.app.transactions.renewing_producer import RenewingProducer
 from tailrace.app.transactions.source import TransactionalSource
 from tailrace.config import ConsumerConfig
+from tailrace.context_managers import asynccontextmanager
 from tailrace.core.transactions.window import WindowSettings
 from tailrace.errors import ConfigurationError
 from tailrace.observe.hooks import Observer

@@ -31,6 +31,7 @@ from tailrace.cli.dead_letters.marks import (
     replay_mark,
 )
 from tailrace.cli.dead_letters.selection import DeadLetterPosition, position_of
+from tailrace.context_managers import asynccontextmanager
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerError, ConfigurationError, PublishError, PublishTooLargeError, broker_error
 from tailrace.net.cluster import Cluster
@@ -349,7 +350,7 @@ class ReplayRun:
         self._last_mark = time.time()
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def replay_run(producer: Producer, dead_topic: str) -> AsyncIterator[ReplayRun]:
     """Mark the start of a replay, and its end when the context ends.
 

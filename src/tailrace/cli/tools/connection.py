@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tailrace.context_managers import asynccontextmanager
 from tailrace.errors import ConfigurationError, UnknownGroupError
 
 if TYPE_CHECKING:

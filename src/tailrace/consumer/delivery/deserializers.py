@@ -16,6 +16,7 @@ from tailrace.errors import DecodeError
 from tailrace.observe.events import RecordUnreadable
 from tailrace.observe.hooks import Observer
 from tailrace.records import Record
+from tailrace.user_exceptions import error_text
 
 __all__ = ["Deserializers", "make_deserializers"]
 
@@ -47,7 +48,7 @@ class Deserializers:
                 deserialized.append(self._deserialize(record))
             except Exception as error:  # noqa: BLE001 - the user's function may raise anything
                 failure = DecodeError(
-                    f"{record.topic_partition} at offset {record.offset}: {type(error).__name__}: {error}"
+                    f"{record.topic_partition} at offset {record.offset}: {error_text(error)}"
                     " - seek() past the record, or set on_deserialize_error='skip'"
                 )
                 failure.__cause__ = error

@@ -26,6 +26,7 @@ from tailrace.errors import ConfigurationError, ConsumerStateError, NoCommonAssi
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import ConsumerFailed
 from tailrace.observe.hooks import Hook, Observer
+from tailrace.user_exceptions import error_text
 
 __all__ = ["DEFAULT_GROUP", "GroupMember"]
 
@@ -231,4 +232,4 @@ class _Membership:
                 async with asyncio.timeout(self._config.max_poll_interval_ms / 1000):
                     await resolve_call(callback(generation), f"{name}()")
         except Exception as error:
-            raise RebalanceError(f"{name}() of the group's role raised {type(error).__name__}: {error}") from error
+            raise RebalanceError(f"{name}() of the group's role raised {error_text(error)}") from error

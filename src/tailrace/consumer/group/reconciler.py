@@ -8,7 +8,6 @@ records, call the user's callback, remove the partition. Meanwhile, another task
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.offsets.requests import committed_offsets, is_offset
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
 from tailrace.consumer.positions.start_positions import StartPositions
+from tailrace.context_managers import contextmanager
 from tailrace.core.delivery.positions import Positions
 from tailrace.errors import RebalanceError
 from tailrace.net.cluster import Cluster
@@ -36,6 +36,7 @@ from tailrace.observe.events import (
 )
 from tailrace.observe.hooks import Observer
 from tailrace.records import TopicPartition
+from tailrace.user_exceptions import error_text
 
 __all__ = ["AssignmentReconciler", "in_callback", "mark_callback"]
 
@@ -68,7 +69,7 @@ def in_callback(owner: object) -> bool:
     return callback is not None
 
 
-@contextlib.contextmanager
+@contextmanager
 def mark_callback(owner: object) -> Iterator[None]:
     """Mark the code in the context as a callback of ``owner``, for ``in_callback``."""
     callback = _Callback(owner, _callback.get())
@@ -341,7 +342,7 @@ class AssignmentReconciler:
                     f"{name} did not return within max_poll_interval_ms ({deadline_s:.0f} s) and was canceled"
                     " - shorten the callback, or raise max_poll_interval_ms"
                 ) from error
-            raise RebalanceError(f"{name} raised {type(error).__name__}: {error}") from error
+            raise RebalanceError(f"{name} raised {error_text(error)}") from error
 
 
 def _is_being_cancelled() -> bool:

@@ -16,6 +16,7 @@ from tailrace.core.group.events import GroupEvent, JoinedAsFollower, JoinedAsLea
 from tailrace.errors import ConfigurationError, RebalanceError
 from tailrace.protocol.classic_group import JoinGroupProtocol, JoinGroupResponse, SyncGroupAssignment
 from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
+from tailrace.user_exceptions import error_text
 
 __all__ = ["Encodable", "Generation", "GroupRole", "HasEncode", "RoleProtocol"]
 
@@ -126,7 +127,7 @@ class RoleProtocol:
         try:
             states = dict(self._role.assign(self._answer.leader, effect.protocol, members))
         except Exception as error:
-            raise RebalanceError(f"assign() of the group's role raised {type(error).__name__}: {error}") from error
+            raise RebalanceError(f"assign() of the group's role raised {error_text(error)}") from error
         if unknown_ids := states.keys() - members.keys():
             raise RebalanceError(
                 f"assign() of the group's role returned a state for {min(unknown_ids, key=str)!r}, which is not a"

@@ -22,6 +22,7 @@ from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.error_reactions import ErrorReactions
 from tailrace.consumer.offsets.requests import coordinator_timeout_s, partitions_of_outdated_topics, with_topic_ids
+from tailrace.context_managers import asynccontextmanager
 from tailrace.core.cluster_metadata import is_other_log
 from tailrace.core.group.error_reactions import GroupReaction, GroupRequestKind, error_of
 from tailrace.core.group.membership import Identity
@@ -51,6 +52,7 @@ from tailrace.observe.events import (
 from tailrace.observe.hooks import Observer
 from tailrace.protocol.committed_offsets import CommitOffset, OffsetCommitRequest
 from tailrace.records import OffsetAndMetadata, TopicPartition
+from tailrace.user_exceptions import error_text
 
 __all__ = ["Committer"]
 
@@ -208,14 +210,14 @@ class Committer:
             async with asyncio.timeout(self._config.default_api_timeout_ms / 1000):
                 await resolve_call(callback(offsets, error), "offset_commit_callback")
         except Exception as raised:  # noqa: BLE001 - the user's function may raise anything
-            self._observer.emit(CommitCallbackFailed(self._group_id, f"{type(raised).__name__}: {raised}", raised))
+            self._observer.emit(CommitCallbackFailed(self._group_id, error_text(raised), raised))
 
     def _restart_clock(self, now: float, finished: int) -> None:
         """Restart the interval and the record count of the next automatic commit."""
         self._clock.restart(now, finished)
         self._reader.finished_counter.set_due_at(self._clock.next_count)
 
-    @contextlib.asynccontextmanager
+    @asynccontextmanager
     async def _turn(self, timeout_s: float) -> AsyncIterator[float]:
         """Wait until no other commit is in flight, and yield the time of the loop at which this commit must end."""
         loop = asyncio.get_running_loop()

@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 
 from tailrace.core.backoff import Backoff
 from tailrace.errors import ConfigurationError
+from tailrace.user_exceptions import with_group_members
 
 __all__ = ["FailureAction", "OnFailure", "Retry", "RetryDecision", "after_failure", "consists_of"]
 
@@ -200,15 +201,11 @@ def after_failure(  # noqa: PLR0913 - each argument is a condition of the table 
 
 def consists_of(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
     """Return True for an error of the classes ``kinds``, and for an exception group in which every error is one."""
-    if isinstance(error, kinds):
-        return True
-    return isinstance(error, BaseExceptionGroup) and all(consists_of(one, kinds) for one in error.exceptions)
+    return all(isinstance(one, BaseExceptionGroup) for one in with_group_members(error, leave_out=kinds))
 
 
 def _is_any(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
-    if isinstance(error, kinds):
-        return True
-    return isinstance(error, BaseExceptionGroup) and any(_is_any(one, kinds) for one in error.exceptions)
+    return any(isinstance(one, kinds) for one in with_group_members(error))
 
 
 def _as_tuple(exceptions: Exceptions) -> tuple[type[Exception], ...]:

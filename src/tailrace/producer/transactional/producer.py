@@ -16,6 +16,7 @@ from uuid import UUID
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.batches.batch_writer import BatchWriter, Compression
 from tailrace.config import ConsumerConfig
+from tailrace.context_managers import asynccontextmanager
 from tailrace.core.backoff import Backoff
 from tailrace.core.group.membership import Identity
 from tailrace.core.producer import error_messages
@@ -320,7 +321,7 @@ class TransactionalProducer:
 
     # ---- calls -------------------------------------------------------------------------------------------------
 
-    @contextlib.asynccontextmanager
+    @asynccontextmanager
     async def _exclusive(self, within_s: float | None = None) -> AsyncIterator[None]:
         """Wait for the call in progress, and make later calls wait until the ``async with`` block ends.
 

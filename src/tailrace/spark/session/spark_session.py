@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailrace.context_managers import contextmanager
 from tailrace.embedded.jars import cache_folder
 from tailrace.errors import ConfigurationError
 from tailrace.extras import install_hint
@@ -120,7 +120,7 @@ def _defaults(*, is_local: bool) -> dict[str, str]:
     return settings
 
 
-@contextlib.contextmanager
+@contextmanager
 def _environment(master: str, version: str) -> Iterator[None]:
     """Set environment variables for the start of Spark, unless the user has set them, and restore them at the end."""
     variables = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}

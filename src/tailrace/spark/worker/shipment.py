@@ -29,6 +29,7 @@ from tailrace.config import ConsumerConfig
 from tailrace.errors import ConfigurationError
 from tailrace.spark.handler_selection import SelectedHandlers
 from tailrace.spark.worker.structs import differences, meta_reduction, struct_reduction
+from tailrace.user_exceptions import error_text
 
 __all__ = ["Shipment", "import_path_of", "pack", "unpack"]
 
@@ -230,7 +231,7 @@ def _check_structs(kinds: Sequence[type[msgspec.Struct]]) -> None:
         try:
             differing = ", ".join(differences(kind, cloudpickle.loads(_pickled(kind))))
         except Exception as error:  # noqa: BLE001 - creating a class may raise any error
-            differing = f"{type(error).__name__}: {error}"
+            differing = error_text(error)
         if differing:
             raise ConfigurationError(
                 f"{kind.__qualname__} cannot be sent to Spark's workers unchanged ({differing})"
@@ -279,7 +280,7 @@ def _unsendable_error(
 ) -> ConfigurationError:
     part = next(_unsendable_parts(app, selected, options), "the app")
     return ConfigurationError(
-        f"{part} cannot be sent to Spark's workers ({type(error).__name__}: {error})"
+        f"{part} cannot be sent to Spark's workers ({error_text(error)})"
         " - open it in the worker with Depends(..., scope='app'), or move the app to a module that they can import"
     )
 

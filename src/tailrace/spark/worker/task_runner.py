@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tailrace.context_managers import contextmanager
 from tailrace.errors import BrokerConnectionError, HandlerFailedError, TailraceError
 from tailrace.spark.loop_thread import LoopThread
 from tailrace.spark.worker.app_runner import AppRunner
@@ -26,6 +27,7 @@ from tailrace.spark.worker.rows import arrow_of, columns_of, rows_of
 from tailrace.spark.worker.shipment import Shipment, unpack
 from tailrace.spark.worker.shipped_maps import ShippedMaps
 from tailrace.spark.worker.task_metrics import METRICS_COLUMN, TaskMetrics, is_permanent
+from tailrace.user_exceptions import error_text, message_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -97,7 +99,7 @@ def run_task(  # noqa: PLR0913 - arguments sent with the task
             _PROCESS.stop_app()
             if not is_permanent(error):
                 raise
-            failure = TaskMetrics(error=type(error).__name__, reason=str(error))
+            failure = TaskMetrics(error=type(error).__name__, reason=message_of(error))
             last = arrow_of([{METRICS_COLUMN: failure.to_text()}], schema)
         except GeneratorExit:
             # Spark needs no more rows: stop the app, which drops the records in flight.
@@ -125,7 +127,7 @@ class _WorkerProcessState:
         self._shipment: Shipment | None = None
         self._timer: threading.Timer | None = None
 
-    @contextlib.contextmanager
+    @contextmanager
     def task(self) -> Iterator[None]:
         """Lock the state for one task, and stop the app if no other task follows within the idle time."""
         with self._lock:
@@ -171,7 +173,7 @@ class _WorkerProcessState:
             if cause is None:
                 raise
             raise HandlerFailedError(
-                f"the app ended the event loop of Spark's worker: {type(cause).__name__}: {cause}"
+                f"the app ended the event loop of Spark's worker: {error_text(cause)}"
                 " - to end the query, raise an error in a handler with on_failure='stop'"
             ) from error
 

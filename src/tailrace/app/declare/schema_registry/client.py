@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from anyio.to_thread import run_sync
 
 from tailrace.app.declare.schema_registry.schema import Schema
+from tailrace.context_managers import asynccontextmanager
 from tailrace.errors import ConfigurationError, PublishError, SchemaRegistryError
 from tailrace.extras import install_hint
 from tailrace.observe.events import CredentialsUnencrypted

@@ -24,6 +24,7 @@ from tailrace.core.group.assignors.range_and_roundrobin import (
 from tailrace.core.group.assignors.sticky import cooperative_sticky_assignor, release_first, sticky_assignor
 from tailrace.errors import ConfigurationError, RebalanceError
 from tailrace.records import TopicPartition
+from tailrace.user_exceptions import error_text
 
 __all__ = [
     "BUILT_IN",
@@ -153,7 +154,7 @@ def checked_assignment(
     try:
         result = _with_lists(strategy.assign(members, partitions, racks))
     except Exception as error:
-        raise _error_of(strategy, f"raised {type(error).__name__}: {error}") from error
+        raise _error_of(strategy, f"raised {error_text(error)}") from error
     if not isinstance(result, dict):
         raise _error_of(strategy, f"returned {result!r} instead of a mapping of member ids to partitions")
     for fault in _faults(result, members, partitions):
