@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import Metric as Family
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from tailrace.admin.cluster_snapshot import cluster_snapshot
@@ -23,7 +22,9 @@ from tailrace.app.health.endpoint_server import EndpointServer, Render, Route
 from tailrace.app.health.endpoints import HealthEndpoints, HttpAnswer
 from tailrace.core.cluster_samples import CLUSTER_METRICS, ClusterSnapshot, cluster_samples
 from tailrace.errors import TailraceError
+from tailrace.integrations.prometheus import encoded_registry
 from tailrace.net.cluster import Cluster
+from tailrace.observe.escaping import escaped
 
 __all__ = ["ClusterExporter", "name_filter", "serve_exporter"]
 
@@ -120,7 +121,7 @@ def serve_exporter(exporter: ClusterExporter, *, port: int, host: str = "") -> E
         try:
             found = await exporter.collect()
         except TailraceError as error:
-            unreachable = HttpAnswer(503, f"no metrics: {error}\n".encode(), _TEXT)
+            unreachable = HttpAnswer(503, f"no metrics: {escaped(str(error))}\n".encode(), _TEXT)
             return lambda: unreachable
         return lambda: HttpAnswer(200, *_encoded(found, accept))
 
@@ -163,8 +164,7 @@ def _encoded(snapshot: ClusterSnapshot, accept: str) -> tuple[bytes, str]:
     joined = CollectorRegistry(auto_describe=False)
     joined.register(_SnapshotCollector(snapshot))
     joined.register(REGISTRY)
-    encode, content_type = choose_encoder(accept)
-    return encode(joined), content_type
+    return encoded_registry(joined, accept)
 
 
 def _families(snapshot: ClusterSnapshot) -> Iterator[Family]:

@@ -21,6 +21,7 @@ from prometheus_client.utils import floatToGoString
 
 from tailrace.app.app import App
 from tailrace.app.health.endpoints import (
+    GET_ONLY,
     ASGIApp,
     HttpAnswer,
     Message,
@@ -36,7 +37,7 @@ from tailrace.observe.metrics import METRICS, MetricDefinition
 from tailrace.observe.samples import Sample, Statistics, samples
 from tailrace.observe.statistics import DURATION_BOUNDS_S, Durations
 
-__all__ = ["Source", "TailraceCollector", "encoded", "exposition", "metrics_app", "snapshots"]
+__all__ = ["Source", "TailraceCollector", "encoded", "encoded_registry", "exposition", "metrics_app", "snapshots"]
 
 Source: TypeAlias = App | Consumer[Any, Any]
 """App or consumer whose statistics are collected."""
@@ -112,8 +113,19 @@ def encoded(
         MultiProcessCollector(joined)  # type: ignore[no-untyped-call]
     else:
         joined.register(registry or REGISTRY)
-    encode, content_type = choose_encoder(accept)
-    return encode(joined), content_type
+    return encoded_registry(joined, accept)
+
+
+def encoded_registry(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """Return the text of the metrics of a registry, in the format that an Accept header selects, and its content type.
+
+    A malformed header selects the text format of Prometheus.
+    """
+    try:
+        encode, content_type = choose_encoder(accept)
+    except Exception:  # noqa: BLE001 - prometheus-client raises ValueError and others for a malformed version
+        encode, content_type = choose_encoder("")
+    return encode(registry), content_type
 
 
 async def snapshots(sources: Iterable[Source | WorkerPool]) -> list[Statistics]:
@@ -150,7 +162,10 @@ class _MetricsApp:
         if scope["type"] == "lifespan":
             await serve_lifespan(receive, send)
         elif scope["type"] == "http":
-            await self._answer(scope, send)
+            if scope["method"] in {"GET", "HEAD"}:
+                await self._answer(scope, send)
+            else:
+                await send_answer(GET_ONLY, scope, send)
         else:
             raise ConfigurationError(f"ASGI scope {scope['type']!r} is not supported - request metrics over HTTP")
 

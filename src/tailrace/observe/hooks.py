@@ -20,17 +20,20 @@ if TYPE_CHECKING:
 __all__ = ["Hook", "Observer"]
 
 
-def _escape_traceback(record: logging.LogRecord) -> bool:
-    """Store the escaped traceback in ``record.exc_text``: the standard formatters then print it.
+def _escape(record: logging.LogRecord) -> bool:
+    """Escape the message of a log record, and store the escaped traceback in ``exc_text``, which formatters print.
 
     Return True, so that the logger, which calls this function as a filter, keeps the log record.
     """
+    message = record.getMessage()
+    if not message.isprintable():
+        record.msg, record.args = escaped(message), ()
     if record.exc_info and not record.exc_text:
         record.exc_text = escaped_traceback(*record.exc_info)
     return True
 
 
-logging.getLogger("tailrace").addFilter(_escape_traceback)
+logging.getLogger("tailrace").addFilter(_escape)
 
 
 class Hook(Protocol):
@@ -115,7 +118,7 @@ def _for_standard_logging(
     event, exc_info = values.pop("event"), values.pop("exc_info", None)
     line = " ".join([str(event), *(f"{key}={_readable(value)}" for key, value in values.items() if value is not None)])
     data = {key: _structured(value) for key, value in values.items()}
-    return (escaped(line),), {"exc_info": exc_info, "extra": {"tailrace": {"event": event, **data}}}
+    return (line,), {"exc_info": exc_info, "extra": {"tailrace": {"event": event, **data}}}
 
 
 def _event_name(name: str) -> str:

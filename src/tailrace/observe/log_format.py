@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from tailrace.observe.escaping import escaped
+
 if TYPE_CHECKING:
     import structlog
 
@@ -25,8 +27,15 @@ def configure_logging(level: str, log_format: LogFormat, **fields: object) -> No
     if log_format == "json":
         handler.setFormatter(json_formatter(**fields))
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(_LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class _LineFormatter(logging.Formatter):
+    """Formatter that escapes control characters, because any logger may log the contents of records."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(super().format(record), keep="\n\t")
 
 
 def json_formatter(**fields: object) -> logging.Formatter:

@@ -12,9 +12,11 @@ import msgspec
 
 from tailrace.app.health.checks import Health
 from tailrace.errors import ConfigurationError
+from tailrace.observe.escaping import escaped
 from tailrace.observe.statistics import AppStatistics
 
 __all__ = [
+    "GET_ONLY",
     "ASGIApp",
     "HealthEndpoints",
     "HttpAnswer",
@@ -44,6 +46,10 @@ class HttpAnswer(NamedTuple):
     content_type: str = _JSON
     allowed: str | None = None
     """Value of the header Allow; None to omit the header."""
+
+
+GET_ONLY = HttpAnswer(405, b"use GET or HEAD\n", "text/plain", allowed="GET, HEAD")
+"""Response to another method at a path that only returns data."""
 
 
 class LagReport(msgspec.Struct, frozen=True):
@@ -91,10 +97,10 @@ class HealthEndpoints:
     async def answer(self, path: str, method: str = "GET") -> HttpAnswer:
         """Return the response to a request."""
         if path not in self._paths:
-            error = {"error": f"{path} not found - request {', '.join(self._paths[:-1])} or {self._paths[-1]}"}
+            error = {"error": f"{escaped(path)} not found - request {', '.join(self._paths[:-1])} or {self._paths[-1]}"}
             return HttpAnswer(404, msgspec.json.encode(error))
         if method not in {"GET", "HEAD"}:
-            error = {"error": f"method {method} not allowed - use GET or HEAD"}
+            error = {"error": f"method {escaped(method)} not allowed - use GET or HEAD"}
             return HttpAnswer(405, msgspec.json.encode(error), allowed="GET, HEAD")
         if path == "/lag" and self._get_lag is not None:
             return HttpAnswer(200, msgspec.json.encode(await self._get_lag()))
