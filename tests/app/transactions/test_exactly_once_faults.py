@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import time
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from tailrace import ProducerFencedError, PublishError, Record
 from tailrace.app.transactions.renewing_producer import RenewingProducer
 from tailrace.config import resolve
+from tailrace.core.producer.states import ProducerState
 from tailrace.error_codes import ErrorCode
 from tailrace.observe.events import (
     OffsetsCommitted,
@@ -26,8 +29,10 @@ from tailrace.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
+    InitProducerIdRequest,
     TxnOffsetCommitRequest,
 )
+from tailrace.testing import FaultProxy
 from tests.support.committed_records import CommittedRecords
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
@@ -164,6 +169,34 @@ async def test_a_transaction_that_the_broker_aborted_is_repeated(  # noqa: PLR09
     await check(ledger, target, range(20))
 
 
+@pytest.mark.parametrize("frame", ["request", "answer"])
+@pytest.mark.slow
+async def test_an_app_that_was_suspended_in_its_transaction_continues(  # noqa: PLR0917 - fixtures
+    ledger, witness, proxy, new_app, group, recorder, frame
+):
+    """An app whose transaction timed out while the process was suspended goes on, at whatever point that was."""
+    source, target, loop, suspended_s = ledger.topic(), ledger.topic(), asyncio.get_running_loop(), 1.6
+    app = new_app(transaction_timeout_ms=1_000)
+    passing_on(app, source, target)
+
+    def suspend(message: Any) -> Any:
+        # The broker receives the message after it has aborted the transaction, or the app its response.
+        loop.call_soon_threadsafe(time.sleep, suspended_s)
+        if frame == "request":
+            time.sleep(suspended_s)
+        return message
+
+    async with app:
+        await its_beginning(recorder)
+        for number, request in enumerate(IN_TRANSACTION, 1):
+            with getattr(proxy, f"edit_{frame}")(request, suspend):
+                fill(witness, source, range(number * 20 - 20, number * 20))
+                await until_committed(ledger, group, source, number * 20)
+
+    assert recorder.of(TransactionalProducerReplaced)
+    await check(ledger, target, range(len(IN_TRANSACTION) * 20))
+
+
 async def test_the_transaction_of_a_handler_that_takes_too_long_is_aborted(ledger, witness, new_app, group, recorder):
     """The transaction of a handler that swallows its timeout is aborted before the broker fences the producer."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
@@ -275,3 +308,70 @@ async def test_a_fenced_producer_is_not_replaced(own_server, ledger, recorder):
     with pytest.raises(ProducerFencedError):
         await one.abort(PublishError("a record has failed"), is_timed_out=False)
     await one.close()
+
+
+@pytest.fixture
+async def renewing(own_server, ledger, recorder):
+    """Start a producer whose transactions time out after two seconds, with the id of no other producer."""
+    config = resolve({**own_server.client_options, "retry_backoff_ms": 20}, {})
+    name = f"x-{ledger.topic()}"
+    producer = RenewingProducer(
+        config, "g", transactional_id=name, transaction_timeout_ms=2_000, observer=Observer((recorder,))
+    )
+    await producer.start()
+    yield producer
+    await producer.close()
+
+
+@pytest.mark.parametrize("is_timed_out", [True, False], ids=["known", "found out meanwhile"])
+async def test_a_producer_that_its_own_timeout_fenced_is_replaced(ledger, proxy, renewing, recorder, is_timed_out):
+    """A producer is replaced if its transaction has timed out, even if it is fenced only while ``abort`` waits."""
+    topic = ledger.topic()
+    await renewing.begin()
+    first = renewing._producer
+
+    async def send() -> None:
+        await renewing.send(topic, b"x", key=None, headers=(), partition=0, timestamp_ms=None)
+
+    await send()
+    await proxied(proxy, ProduceRequest)
+    with proxy.drop_answer(ProduceRequest, times=None), proxy.hold_request(EndTxnRequest) as held:
+        await send()
+        # The record is not acknowledged, so the producer aborts by itself.
+        await until(lambda: first.state is ProducerState.ABORTING)
+        aborting = asyncio.create_task(renewing.abort(PublishError("lost a partition"), is_timed_out=is_timed_out))
+        # The broker's own marker follows the records.
+        async with asyncio.timeout(30):
+            while await ledger.stable_end(topic) < 3:  # noqa: ASYNC110 - an end offset sets no event
+                await asyncio.sleep(0.05)
+        held.release()
+        await aborting
+
+    assert first.state is ProducerState.FENCED
+    assert len(recorder.of(TransactionalProducerReplaced)) == 1
+    await renewing.begin()
+    await send()
+
+
+async def test_a_producer_that_the_broker_has_forgotten_is_replaced(ledger, proxy, renewing, recorder):
+    """A producer whose id has expired at the coordinator is replaced at the beginning of the next transaction."""
+    topic = ledger.topic()
+    unknown = with_code(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+    await renewing.begin()
+    with (
+        proxy.edit_answer(AddPartitionsToTxnRequest, unknown),
+        proxy.edit_answer(EndTxnRequest, unknown),
+        proxy.edit_answer(InitProducerIdRequest, unknown),
+    ):
+        await renewing.send(topic, b"x", key=None, headers=(), partition=0, timestamp_ms=None)
+        await until(lambda: renewing._producer.state is ProducerState.UNINITIALIZED)
+        await renewing.abort(PublishError("a record has failed"), is_timed_out=False)
+        await renewing.begin()
+
+    assert len(recorder.of(TransactionalProducerReplaced)) == 1
+    await renewing.send(topic, b"x", key=None, headers=(), partition=0, timestamp_ms=None)
+
+
+async def proxied(proxy: FaultProxy, kind: type[Any]) -> None:
+    """Wait until the proxy has sent a response of this kind."""
+    await until(lambda: proxy.answers(kind))

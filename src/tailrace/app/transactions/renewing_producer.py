@@ -84,6 +84,8 @@ class RenewingProducer:
     async def begin(self) -> None:
         """Begin a transaction unless one is open; retry without limit after errors that are not fatal.
 
+        A producer that has failed is replaced, for example after the broker has forgotten its producer id.
+
         Raises:
             ProducerFencedError: another process uses the same transactional id.
             TailraceError: the error is fatal.
@@ -98,8 +100,10 @@ class RenewingProducer:
                 assert self._producer is not None
                 await self._producer.begin()
             except (PublishError, BrokerConnectionError) as error:
-                if isinstance(error, AuthenticationError) or self._is_refused or self._state in OVER:
+                if isinstance(error, AuthenticationError) or self._is_refused:
                     raise
+                if (producer := self._producer) is not None and producer.state in OVER:
+                    await self._replace(producer, error, is_timed_out=False)
             else:
                 self._is_begun = True
                 return
@@ -190,14 +194,11 @@ class RenewingProducer:
                 except TailraceError as raised:
                     error = raised
                 else:
-                    return
+                    # ``abort`` does nothing if the producer has ended in an abort of its own meanwhile.
+                    if producer.state not in OVER:
+                        return
             if producer.state in OVER:
-                # The error that ended this producer may differ from the cause of the abort.
-                error = producer.error or error
-                if isinstance(error, ProducerFencedError) and not is_timed_out:
-                    raise error
-                self._observer.emit(TransactionalProducerReplaced(self._group_id, self._id, str(error), error))
-                await self.close()
+                await self._replace(producer, error, is_timed_out=is_timed_out)
                 if producer.state is ProducerState.FAILED:
                     # A new producer with the same id makes the coordinator abort the open transaction.
                     await self.begin()
@@ -210,6 +211,19 @@ class RenewingProducer:
     @property
     def _state(self) -> ProducerState:
         return ProducerState.UNINITIALIZED if self._producer is None else self._producer.state
+
+    async def _replace(self, producer: TransactionalProducer, error: TailraceError, *, is_timed_out: bool) -> None:
+        """Close a producer that has ended; the next ``begin`` starts another.
+
+        Raises:
+            ProducerFencedError: another process uses the same transactional id.
+        """
+        # The error that ended the producer may differ from the cause of the abort.
+        error = producer.error or error
+        if isinstance(error, ProducerFencedError) and not (is_timed_out or producer.has_timed_out):
+            raise error
+        self._observer.emit(TransactionalProducerReplaced(self._group_id, self._id, str(error), error))
+        await self.close()
 
     async def _pause(self, failures: int) -> None:
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311 - for jitter

@@ -95,6 +95,8 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         producer: producer id and epoch.
         error: cause of the final state; None in all other states.
         aborted_by: cause of the last abort; None if the user asked for it, or if a transaction has begun since.
+        has_timed_out: True if the producer was fenced when its transaction was older than the transaction timeout, so
+            that the broker may have aborted the transaction and fenced the producer itself.
     """
 
     def __init__(self, settings: TransactionSettings, chance: Callable[[], float]) -> None:
@@ -106,6 +108,7 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         self.producer = ProducerId()
         self.error: TailraceError | None = None
         self.aborted_by: TailraceError | None = None
+        self.has_timed_out = False
 
     def __repr__(self) -> str:
         return f"<TransactionMachine {self._settings.transactional_id} {self.state} {tuple(self.producer)}>"
@@ -265,8 +268,10 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
 
     def fence(self, event: ProducerFenced, now: float) -> None:
         """Stop, because another producer has this transactional id, or the broker has aborted the transaction."""
-        known_at = self._transaction.known_at
+        # In answer to InitProducerId, no transaction is open.
+        known_at = None if self.state is ProducerState.UNINITIALIZED else self._transaction.known_at
         open_s = None if known_at is None else now - known_at
+        self.has_timed_out = open_s is not None and open_s >= self._settings.transaction_timeout_s
         self._stop(error_messages.fenced_error(self._settings, open_s, self._doubt, event.reason))
 
     def fail(self, event: TransactionFailed | MustAbort | NoOpenTransaction, _now: float) -> ProducerState:

@@ -137,6 +137,11 @@ class TransactionalProducer:
         return self._machine.error
 
     @property
+    def has_timed_out(self) -> bool:
+        """True if this producer was fenced, and the broker may have done so because of the transaction timeout."""
+        return self._machine.has_timed_out
+
+    @property
     def is_in_doubt(self) -> bool:
         """True if a commit was sent and not answered; call ``commit`` again to learn its outcome."""
         return self._machine.is_in_doubt
