@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         UnknownGroupError,
         UnknownPartitionError,
         UnknownTopicError,
+        UnreadableBatchError,
         UnsupportedVersionError,
     )
     from tailrace.observe.statistics import AppStatistics, ConsumerStatistics
@@ -143,6 +144,7 @@ __all__ = [
     "UnknownGroupError",
     "UnknownPartitionError",
     "UnknownTopicError",
+    "UnreadableBatchError",
     "UnsupportedVersionError",
     "WorkerPool",
     "run",

@@ -24,9 +24,10 @@ TailraceError
 ├── OffsetOutOfRangeError            position outside the log or missing, and auto_offset_reset="none"
 │   └── LogTruncatedError            log truncated to an offset before the position
 ├── OffsetGapError                   missing offsets, and allow_offset_gaps=False
-├── RecordTooLargeError              batch larger than max_batch_bytes
+├── UnreadableBatchError             record batch that cannot be delivered
+│   ├── CorruptRecordError           damaged batch, or larger than max_decompressed_batch_bytes
+│   └── RecordTooLargeError          batch larger than max_batch_bytes
 ├── CorruptCheckpointError           unreadable Spark checkpoint
-├── CorruptRecordError               record batch that cannot be read
 ├── DecodeError                      record that a deserializer or a handler's type does not accept
 ├── SchemaRegistryError              schema registry unreachable or refusing requests
 ├── ConsumerTimeoutError             no record in time
@@ -94,6 +95,7 @@ __all__ = [
     "UnknownGroupError",
     "UnknownPartitionError",
     "UnknownTopicError",
+    "UnreadableBatchError",
     "UnsupportedVersionError",
     "broker_error",
 ]
@@ -357,20 +359,15 @@ class OffsetGapError(TailraceError):
         return type(self), (self.partition, self.offset, self.next_offset)
 
 
-class RecordTooLargeError(TailraceError):
-    """A fetched batch is larger than ``max_batch_bytes``. Raise the limit, or seek past the batch."""
-
-
-class CorruptRecordError(TailraceError):
-    """A record batch cannot be read.
-
-    The checksum is wrong, or the batch cannot be decoded, or decompresses to more than
-    ``max_decompressed_batch_bytes``.
+class UnreadableBatchError(TailraceError):
+    """A record batch cannot be delivered. Other partitions can be read on.
 
     Attributes:
         partition: partition of the batch.
         offset: first offset of the batch, or the position from which it was fetched.
         next_offset: offset after the batch, to which ``seek()`` continues without the batch; None if it cannot be read.
+        reason: fault of the batch.
+        remedy: action by which the batch may become readable.
     """
 
     def __init__(
@@ -384,15 +381,28 @@ class CorruptRecordError(TailraceError):
         self.partition: TopicPartition = partition
         self.offset: int = offset
         self.next_offset: int | None = next_offset
-        self._reason, self._remedy = reason, remedy
+        self.reason: str = reason
+        self.remedy: str = remedy
         after = "past the batch" if next_offset is None else f"to {next_offset}"
         super().__init__(
             f"{partition.topic}[{partition.partition}] at offset {offset}: {reason}"
             f" - {remedy}, or seek() {after} to continue without the batch"
         )
 
-    def __reduce__(self) -> tuple[type[CorruptRecordError], tuple[TopicPartition, int, int | None, str, str]]:
-        return type(self), (self.partition, self.offset, self.next_offset, self._reason, self._remedy)
+    def __reduce__(self) -> tuple[type[UnreadableBatchError], tuple[TopicPartition, int, int | None, str, str]]:
+        return type(self), (self.partition, self.offset, self.next_offset, self.reason, self.remedy)
+
+
+class CorruptRecordError(UnreadableBatchError):
+    """A record batch cannot be read.
+
+    The checksum is wrong, or the batch cannot be decoded, or decompresses to more than
+    ``max_decompressed_batch_bytes``.
+    """
+
+
+class RecordTooLargeError(UnreadableBatchError):
+    """A fetched batch is larger than ``max_batch_bytes``. Raise the limit, or seek past the batch."""
 
 
 class DecodeError(TailraceError):

@@ -205,7 +205,7 @@ def made(error: type[errors.TailraceError]) -> errors.TailraceError:
         return errors.LogTruncatedError("orders", 3, 17, 12)
     if error is errors.OffsetGapError:
         return errors.OffsetGapError(TopicPartition("orders", 3), 42, 45)
-    if error is errors.CorruptRecordError:
+    if issubclass(error, errors.UnreadableBatchError):
         return error(TopicPartition("orders", 3), 17, 42, "its checksum is wrong")
     return error("what happened - what to do")
 

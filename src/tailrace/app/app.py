@@ -75,6 +75,7 @@ class App(Handlers):
         retry=None: Policy for retrying failed records, in place and through retry topics.
         dead_letter=None: Topic for records that have failed for good, such as "{topic}.{group}.dead".
         on_failure="pause": Action for a record that has failed for good, if there is no dead-letter topic.
+        on_corrupt_batch="pause": Action if a record batch cannot be read: "pause", "stop" or "skip".
         codec=None: Codec that decodes values and encodes results; None for JSON.
         middleware=(): Functions that wrap the call of every handler of single records, the outermost first.
         require_broker=True: Fail to start if no broker answers within start_timeout_ms.
@@ -177,7 +178,7 @@ class App(Handlers):
             codec=config.codec or JsonCodec(),
             middleware=tuple(config.middleware),
         )
-        self._require_broker = config.require_broker
+        self._require_broker, self._on_corrupt_batch = config.require_broker, config.on_corrupt_batch
         transactions = {name: remaining.pop(name) for name in _TRANSACTION_OPTIONS if name in remaining}
         self._transactions = transaction_options(config.delivery, **transactions)
         self._options: dict[str, Any] = {}
@@ -499,12 +500,19 @@ class App(Handlers):
         observer = Observer(hooks, client_id=config.client_id)
 
         def connect(routes: Routes) -> Source:
-            return ConsumerSource(routes, {**options, "group_id": routes.group_id})
+            return ConsumerSource(routes, {**options, "group_id": routes.group_id}, self._on_corrupt_batch)
 
         kafka = KafkaAccess(connect, lambda: Producer(config))
         if self._transactions is not None:
             check_transactions(self._transactions, config, self._options, self.declared)
-            kafka = with_transactions(kafka, self._transactions, config, options, observer=observer)
+            kafka = with_transactions(
+                kafka,
+                self._transactions,
+                config,
+                options,
+                observer=observer,
+                on_corrupt_batch=self._on_corrupt_batch,
+            )
         return AppRun(
             plan,
             config,

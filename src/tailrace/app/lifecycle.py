@@ -166,6 +166,7 @@ class AppRun:
             broker_error=self.consumer_events.broker_error,
             is_rebalancing=self.consumer_events.is_rebalancing,
             waiting=sum(group.waiting for group in self.groups),
+            unreadable=tuple(text for group in self.groups for text in group.unreadable),
             stalled_s=max((group.stalled_s for group in self.groups), default=0.0),
         )
 

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict, TypeVar
 from tailrace.app.argument_checks import check_codec, check_middleware, check_text, check_when
 from tailrace.app.codec_protocols import AnyCodec
 from tailrace.config import ConsumerOptions
+from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
 from tailrace.core.dispatch.batching import Batch
 from tailrace.core.dispatch.lanes import OrderBy
 from tailrace.core.failures.retry import OnFailure, Retry
@@ -165,6 +166,16 @@ class AppOptions(ConsumerOptions, total=False):
 
     Default: "pause".
     """
+    on_corrupt_batch: OnCorruptBatch
+    """Action if a record batch cannot be read: ``"pause"``, ``"stop"`` or ``"skip"``.
+
+    A batch cannot be read if it is damaged, or larger than ``max_decompressed_batch_bytes`` or ``max_batch_bytes``.
+    ``"pause"`` makes its partition wait, and fetches the batch again at intervals of up to 30 seconds; other partitions
+    are read on. ``"stop"`` stops the app. ``"skip"`` loses the records of the batch: it logs an error and continues
+    after the batch, or waits as ``"pause"`` does if the end of the batch is unknown.
+
+    Default: "pause".
+    """
     codec: AnyCodec | None
     """Codec that decodes values and encodes results; None for JSON.
 
@@ -236,13 +247,14 @@ class AppConfig:
     retry: Retry | None = None
     dead_letter: str | None = None
     on_failure: OnFailure = "pause"
+    on_corrupt_batch: OnCorruptBatch = "pause"
     codec: AnyCodec | None = None
     middleware: Sequence[Middleware] = ()
     require_broker: bool = True
     delivery: Delivery = "at_least_once"
 
     def __post_init__(self) -> None:
-        for name in ("on_failure", "delivery"):
+        for name in ("on_failure", "on_corrupt_batch", "delivery"):
             _check_choice(name, getattr(self, name))
         _check_retry(self.retry)
         dead_letter: object = self.dead_letter
@@ -269,6 +281,7 @@ _REPLACEMENTS: Mapping[str, str] = {
 
 _CHOICES: Mapping[str, Any] = {
     "delivery": Delivery,
+    "on_corrupt_batch": OnCorruptBatch,
     "on_failure": OnFailure,
     "order_by": OrderBy,
     "unmatched": Unmatched,

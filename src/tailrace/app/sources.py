@@ -12,9 +12,16 @@ from tailrace.config import resolve
 from tailrace.consumer.consumer import Consumer
 from tailrace.consumer.delivery.progress import RecordSink
 from tailrace.consumer.delivery.reader import Reader
+from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
 from tailrace.consumer.member_view import MemberView
-from tailrace.consumer.record_sinks import also_subscribe, attach_sink, statistics_of, subscribe_matching
-from tailrace.core.delivery.positions import Position
+from tailrace.consumer.record_sinks import (
+    also_subscribe,
+    attach_sink,
+    statistics_of,
+    subscribe_matching,
+    unreadable_batches_of,
+)
+from tailrace.core.delivery.positions import Position, UnreadableBatch
 from tailrace.core.delivery.progress import Lease
 from tailrace.core.failures.failure_counts import FailureCounts
 from tailrace.core.transactions.refused_records import RefusedRecords
@@ -179,6 +186,10 @@ class Source(Protocol):
             started: started records that are not finished, for the age of the oldest unfinished record.
         """
 
+    @property
+    def unreadable_batches(self) -> Mapping[TopicPartition, UnreadableBatch]:
+        """Batches that cannot be read, at which partitions wait."""
+
 
 class ConsumerSource:
     """Source that reads with a consumer the topics of a group's handlers, and the group's retry and replay topics.
@@ -186,14 +197,16 @@ class ConsumerSource:
     Args:
         routes: topics to read.
         options: options of the consumer.
+        on_corrupt_batch: reaction to a batch that cannot be read.
     """
 
-    def __init__(self, routes: Routes, options: Mapping[str, Any]) -> None:
+    def __init__(self, routes: Routes, options: Mapping[str, Any], on_corrupt_batch: OnCorruptBatch) -> None:
         config = resolve(options)
         observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
         self._own_topics = LaterTopics(config, routes, observer)
         self.consumer = _consumer_for(routes, {**options, "post_rebalance_callback": self._own_topics.after_rebalance})
         self._reader: Reader | None = None
+        self._on_corrupt_batch = on_corrupt_batch
 
     @property
     def transactions(self) -> None:
@@ -209,7 +222,7 @@ class ConsumerSource:
         """
         await self._own_topics.create()
         await self.consumer.start()
-        self._reader, max_waiting = attach_sink(self.consumer, sink)
+        self._reader, max_waiting = attach_sink(self.consumer, sink, self._on_corrupt_batch)
         return max_waiting
 
     def wall_clock(self) -> float:
@@ -219,6 +232,11 @@ class ConsumerSource:
     def statistics(self, started: Iterable[Record]) -> ConsumerStatistics | None:
         """Return the statistics of the consumer; None before its start."""
         return statistics_of(self.consumer, started)
+
+    @property
+    def unreadable_batches(self) -> Mapping[TopicPartition, UnreadableBatch]:
+        """Batches that cannot be read, at which partitions of the consumer wait."""
+        return unreadable_batches_of(self.consumer)
 
     def group_view(self) -> MemberView:
         """Return the view of the consumer as a member of its group; the consumer must be started."""

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from tailrace.consumer.consumer import Consumer
 from tailrace.consumer.delivery.progress import RecordSink
 from tailrace.consumer.delivery.reader import Reader
+from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
 from tailrace.consumer.topic_patterns import TopicPredicate
 from tailrace.core.cluster_metadata import ClusterMetadata
+from tailrace.core.delivery.positions import UnreadableBatch
 from tailrace.errors import ConfigurationError
 from tailrace.observe.statistics import ConsumerStatistics
-from tailrace.records import AnyRecord
+from tailrace.records import AnyRecord, TopicPartition
 
-__all__ = ["also_subscribe", "attach_sink", "refresh_metadata", "statistics_of", "subscribe_matching", "topology_of"]
+__all__ = [
+    "also_subscribe",
+    "attach_sink",
+    "refresh_metadata",
+    "statistics_of",
+    "subscribe_matching",
+    "topology_of",
+    "unreadable_batches_of",
+]
 
 
 def also_subscribe(consumer: Consumer, topics: Iterable[str]) -> None:
@@ -44,8 +54,13 @@ def subscribe_matching(
     lifecycle.pattern, lifecycle.own_topics = TopicPredicate(description, selects), own_topics
 
 
-def attach_sink(consumer: Consumer, sink: RecordSink) -> tuple[Reader, int]:
+def attach_sink(consumer: Consumer, sink: RecordSink, on_corrupt_batch: OnCorruptBatch = "stop") -> tuple[Reader, int]:
     """Deliver the records of a started consumer to ``sink``; return the consumer's reader and ``max_queued_records``.
+
+    Args:
+        consumer: the consumer.
+        sink: receiver of the records.
+        on_corrupt_batch: reaction to a batch that cannot be read; with "stop", its error is raised to the sink.
 
     Raises:
         ConfigurationError: an option is set that applies only to a consumer that is polled.
@@ -57,6 +72,8 @@ def attach_sink(consumer: Consumer, sink: RecordSink) -> tuple[Reader, int]:
         )
     if runtime.config.key_deserializer is not None or runtime.config.value_deserializer is not None:
         raise ConfigurationError("key_deserializer and value_deserializer apply to Consumer only - set codec= instead")
+    if on_corrupt_batch != "stop":
+        runtime.handle_unreadable_batches(on_corrupt_batch)
     runtime.reader.attach_sink(sink)
     return runtime.reader, runtime.config.max_queued_records
 
@@ -69,6 +86,13 @@ def refresh_metadata(consumer: Consumer) -> None:
 def topology_of(consumer: Consumer) -> ClusterMetadata:
     """Return the cluster metadata of a started consumer."""
     return consumer._started.topology  # noqa: SLF001 - same package
+
+
+def unreadable_batches_of(consumer: Consumer) -> Mapping[TopicPartition, UnreadableBatch]:
+    """Return the batches at which partitions of a consumer wait; empty if it was never started."""
+    runtime = consumer._lifecycle.runtime  # noqa: SLF001 - same package
+    positions = () if runtime is None else runtime.positions
+    return {one.partition: one.unreadable for one in positions if one.unreadable is not None}
 
 
 def statistics_of(consumer: Consumer, unfinished: Iterable[AnyRecord]) -> ConsumerStatistics | None:

@@ -13,6 +13,7 @@ import anyio
 
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.components import Components
+from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch, UnreadableBatches
 from tailrace.consumer.group.consumer_membership import ConsumerMembership
 from tailrace.consumer.monitoring.health import HealthTracker
 from tailrace.consumer.monitoring.implementations import checksum_in_use, decoder_in_use
@@ -245,8 +246,21 @@ class ConsumerRuntime:
             failed_commits=metrics.failed_commits,
             rebalances=metrics.rebalance_durations.durations,
             heartbeat_age_s=None if membership is None else membership.heartbeat_age_s,
+            skipped_batches=0 if reader.unreadable_batches is None else reader.unreadable_batches.skipped,
             decoder=decoder_in_use(),
             checksum=checksum_in_use(),
+        )
+
+    def handle_unreadable_batches(self, policy: OnCorruptBatch) -> None:
+        """Let a sink's partitions wait at batches that cannot be read, or skip these batches."""
+        components = self._components
+        self.reader.unreadable_batches = UnreadableBatches(
+            policy,
+            self.positions,
+            components.buffer,
+            self._observer,
+            self.config.group_id,
+            components.positions_changed,
         )
 
     def reconfigure(self, config: ConsumerConfig) -> None:

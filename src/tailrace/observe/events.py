@@ -35,6 +35,7 @@ __all__ = [
     "CoordinatorFound",
     "CoordinatorLost",
     "CorruptBatchFetched",
+    "CorruptBatchSkipped",
     "CredentialsUnencrypted",
     "DeadLetterFailed",
     "DrainTimedOut",
@@ -66,7 +67,9 @@ __all__ = [
     "OffsetOverrideRejected",
     "OffsetReset",
     "OffsetsCommitted",
+    "PartitionBlocked",
     "PartitionReadPaused",
+    "PartitionUnblocked",
     "PartitionsAssigned",
     "PartitionsLost",
     "PartitionsRevoked",
@@ -618,13 +621,59 @@ class LogTruncated(Event):
 
 
 class CorruptBatchFetched(Event):
-    """A record batch has a wrong checksum or cannot be decoded. An error is raised after three attempts."""
+    """A record batch has a wrong checksum or cannot be decoded.
+
+    After three attempts, a consumer raises an error, and ``on_corrupt_batch`` of an app applies.
+    """
 
     level = logging.ERROR
     partition: TopicPartition
     offset: int
     """Next offset to fetch, which is in or before the batch."""
     reason: str
+
+
+class PartitionBlocked(Event):
+    """A partition of an app waits at a record batch that cannot be read (``on_corrupt_batch="pause"``).
+
+    The batch is fetched again at growing intervals, up to 30 seconds. Other partitions are read on. Emitted once for
+    each batch and assignment.
+    """
+
+    level = logging.ERROR
+    group_id: str | None
+    partition: TopicPartition
+    offset: int
+    """First offset that is not delivered."""
+    next_offset: int | None
+    """Offset after the batch; None if it is unknown."""
+    reason: str
+    advice: str
+    """Actions after which the partition is read on, among them a command that moves the group past the batch."""
+    exception: BaseException | None = None
+
+
+class PartitionUnblocked(Event):
+    """A partition for which ``PartitionBlocked`` was emitted is read on, because the batch could be read."""
+
+    group_id: str | None
+    partition: TopicPartition
+    offset: int
+    """Offset at which the partition waited."""
+
+
+class CorruptBatchSkipped(Event):
+    """A record batch that cannot be read was skipped because of ``on_corrupt_batch="skip"``. Its records are lost."""
+
+    level = logging.ERROR
+    group_id: str | None
+    partition: TopicPartition
+    offset: int
+    """First skipped offset."""
+    next_offset: int
+    """Offset at which reading continues."""
+    reason: str
+    exception: BaseException | None = None
 
 
 class RecordUnreadable(Event):

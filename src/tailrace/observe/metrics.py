@@ -211,6 +211,14 @@ METRICS = (
     MetricDefinition(
         "partition", "tailrace_partition_paused", "gauge", "", "is_paused", "1 if the partition is paused, otherwise 0"
     ),
+    MetricDefinition(
+        "partition",
+        "tailrace_partition_blocked",
+        "gauge",
+        "",
+        "is_blocked",
+        '1 if the partition waits at a batch that cannot be read (`on_corrupt_batch="pause"`), otherwise 0',
+    ),
     # ---- consumers
     MetricDefinition(
         "consumer",
@@ -283,6 +291,14 @@ METRICS = (
         "commits",
         "failed_commits",
         "Commits that were refused or not answered",
+    ),
+    MetricDefinition(
+        "consumer",
+        "tailrace_consumer_skipped_batches_total",
+        "counter",
+        "batches",
+        "skipped_batches",
+        'Batches that could not be read and were skipped (`on_corrupt_batch="skip"`)',
     ),
     MetricDefinition(
         "consumer",

@@ -83,6 +83,8 @@ class PartitionStatistics:
     lag_s: float | None = None
     """Age in seconds of the oldest unfinished record, by its timestamp; 0 if all records are finished."""
     is_paused: bool = False
+    is_blocked: bool = False
+    """True if the partition waits at a batch that cannot be read (``on_corrupt_batch="pause"``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,8 @@ class ConsumerStatistics:
     """Durations of commit requests until the broker's answer, including refused ones."""
     failed_commits: int = 0
     """Number of commits that were refused or not answered."""
+    skipped_batches: int = 0
+    """Number of batches that could not be read and were skipped (``on_corrupt_batch="skip"``)."""
     rebalances: Durations = field(default_factory=Durations)
     """Durations of rebalances, from the member's revocation or join to its assignment."""
     heartbeat_age_s: float | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.interfaces import GroupView
 from tailrace.consumer.delivery.progress import RecordSink
-from tailrace.core.delivery.positions import Position, Positions
+from tailrace.core.delivery.positions import Position, Positions, UnreadableBatch
 from tailrace.core.delivery.progress import Lease
 from tailrace.core.group.events import Identity
 from tailrace.core.offset_map import decode_metadata
@@ -116,6 +116,11 @@ class LogSource:
 
     def statistics(self, started: Iterable[Record]) -> None:
         """Return None, because there is no consumer."""
+
+    @property
+    def unreadable_batches(self) -> Mapping[TopicPartition, UnreadableBatch]:
+        """Always empty, because topics in memory have no batches."""
+        return {}
 
     # ---- transactions ------------------------------------------------------------------------------------------
 

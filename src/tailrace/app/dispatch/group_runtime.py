@@ -184,6 +184,14 @@ class GroupRuntime:
         return deferred + sum(one.recovery.waiting for one in self._runtimes)
 
     @property
+    def unreadable(self) -> list[str]:
+        """Descriptions of the partitions that wait at a batch that cannot be read."""
+        return [
+            f"{partition} waits at offset {batch.offset}: {batch.reason} - {batch.advice}"
+            for partition, batch in self.source.unreadable_batches.items()
+        ]
+
+    @property
     def stalled_s(self) -> float:
         """Seconds without a commit of a transaction although records wait for one; see ``TransactionsStalled``."""
         return 0.0 if self._transactions is None else self._transactions.stalled_s

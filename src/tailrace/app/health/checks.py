@@ -2,7 +2,8 @@
 
 A check has the status ``failed`` only if a restart of the process can help: after a fatal error, while the event loop
 is blocked, and if a handler does not return. A restart does not help against unreachable brokers, a rebalance, records
-that fail for good, or lag, and would interrupt the group once more; the status is ``degraded`` at most in these cases.
+that fail for good, batches that cannot be read, or lag, and would interrupt the group once more; the status is
+``degraded`` at most in these cases.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ class Vitals:
     is_rebalancing: bool = False
     waiting: int = 0
     """Number of records that failed for good and block their lanes until another attempt or write succeeds."""
+    unreadable: tuple[str, ...] = ()
+    """Descriptions of partitions that wait at a batch that cannot be read."""
     stalled_s: float = 0.0
     """Seconds without a commit although delivered records wait for one; 0 below the limit of ``StallWatch``."""
 
@@ -144,7 +147,12 @@ def _group(vitals: Vitals, *, require_broker: bool) -> Check:
 def _records(vitals: Vitals) -> Check:
     if vitals.stalled_s:
         return Check("records", "degraded", f"no transaction could be committed for {vitals.stalled_s:.0f} s")
-    if not vitals.waiting:
-        return Check("records", "ok")
-    detail = f"records that failed for good, block their lanes and are retried at intervals: {vitals.waiting}"
-    return Check("records", "degraded", detail)
+    details = []
+    if vitals.unreadable:
+        others = len(vitals.unreadable) - 1
+        details.append(vitals.unreadable[0] + (f" (and {others} more)" if others else ""))
+    if vitals.waiting:
+        details.append(
+            f"records that failed for good, block their lanes and are retried at intervals: {vitals.waiting}"
+        )
+    return Check("records", "degraded" if details else "ok", "; ".join(details))

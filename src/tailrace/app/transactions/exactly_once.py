@@ -20,6 +20,7 @@ from tailrace.app.transactions.attempts import current_publisher
 from tailrace.app.transactions.renewing_producer import RenewingProducer
 from tailrace.app.transactions.source import TransactionalSource
 from tailrace.config import ConsumerConfig
+from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
 from tailrace.context_managers import asynccontextmanager
 from tailrace.core.transactions.window import WindowSettings
 from tailrace.errors import ConfigurationError
@@ -156,13 +157,14 @@ def transaction_options(delivery: object, **options: object) -> TransactionOptio
     return None
 
 
-def with_transactions(
+def with_transactions(  # noqa: PLR0913 - options of an app
     kafka: KafkaAccess,
     options: TransactionOptions,
     config: ConsumerConfig,
     consumer_options: Mapping[str, Any],
     *,
     observer: Observer,
+    on_corrupt_batch: OnCorruptBatch,
 ) -> KafkaAccess:
     """Return an access to Kafka whose sources handle records in transactions.
 
@@ -172,6 +174,7 @@ def with_transactions(
         config: resolved options of the consumers.
         consumer_options: options that the user has set for the consumers.
         observer: receives events.
+        on_corrupt_batch: reaction to a batch that cannot be read.
     """
     sources: list[TransactionalSource] = []
 
@@ -184,7 +187,8 @@ def with_transactions(
             transaction_timeout_ms=options.transaction_timeout_ms,
             observer=observer,
         )
-        consumer = ConsumerSource(routes, {**consumer_options, "group_id": group_id, **_CONSUMER_OPTIONS})
+        transactional = {**consumer_options, "group_id": group_id, **_CONSUMER_OPTIONS}
+        consumer = ConsumerSource(routes, transactional, on_corrupt_batch)
         source = TransactionalSource(
             consumer,
             routes.retries,

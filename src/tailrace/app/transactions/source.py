@@ -25,7 +25,7 @@ from tailrace.app.transactions.rewind import rewind
 from tailrace.app.transactions.stall_watch import StallWatch
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.core.backoff import Backoff
-from tailrace.core.delivery.positions import Position
+from tailrace.core.delivery.positions import Position, UnreadableBatch
 from tailrace.core.delivery.progress import Lease
 from tailrace.core.failures.failure_counts import FailureCounts
 from tailrace.core.transactions.refused_records import RefusedRecords
@@ -108,6 +108,11 @@ class TransactionalSource:
     def statistics(self, started: Iterable[Record]) -> ConsumerStatistics | None:
         """Return the statistics of the consumer; None if there is no consumer, or it is not started."""
         return self._source.statistics(started)
+
+    @property
+    def unreadable_batches(self) -> Mapping[TopicPartition, UnreadableBatch]:
+        """Batches that cannot be read, at which partitions wait."""
+        return self._source.unreadable_batches
 
     # ---- called by the group runtime ---------------------------------------------------------------------------
 

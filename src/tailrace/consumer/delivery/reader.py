@@ -22,11 +22,12 @@ from tailrace.consumer.delivery.offset_gaps import OffsetGaps
 from tailrace.consumer.delivery.offset_map_watch import OffsetMapWatch
 from tailrace.consumer.delivery.progress import DeliveryProgress, PolledSink, RecordSink
 from tailrace.consumer.delivery.slices import RecordSlice, SliceReader
+from tailrace.consumer.delivery.unreadable_batches import UnreadableBatches
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.delivery.progress import InFlight, Lease
 from tailrace.core.delivery.slice_size import FIRST_SLICE, is_too_long, next_slice
 from tailrace.core.fetch.buffer import FetchBuffer
-from tailrace.errors import ConsumerStateError, TailraceError
+from tailrace.errors import ConsumerStateError, TailraceError, UnreadableBatchError
 from tailrace.records import AnyRecord, Record, TopicPartition
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Reader:
         next_poll: event that is set at each poll.
         maps: offset maps of the partitions.
         on_change: called when a position may have changed.
+        unreadable_batches: handles batches that cannot be read; None if ``take_slice`` raises their errors.
     """
 
     def __init__(  # noqa: PLR0913 - one argument for each part that delivery acts on
@@ -99,6 +101,7 @@ class Reader:
         self._end: TailraceError | None = None
         """Error given to ``close``."""
         self.on_change: Callable[[], None] = lambda: None
+        self.unreadable_batches: UnreadableBatches | None = None
 
     # ---- reading -----------------------------------------------------------------------------------------------
 
@@ -257,10 +260,20 @@ class Reader:
             in_flight: rule by which records that the sink takes from the lease are in flight.
         """
         self.raise_failure()
-        found = self._take_from_buffer(
-            lambda partition: self._slice_reader.is_readable(partition) and room_of(partition) > 0,
-            lambda partition: self.finished_counter.slice_limit(min(room_of(partition), self.max_queued_records)),
-        )
+        if (unreadable := self.unreadable_batches) is not None:
+            unreadable.update()
+        try:
+            found = self._take_from_buffer(
+                lambda partition: self._slice_reader.is_readable(partition) and room_of(partition) > 0,
+                lambda partition: self.finished_counter.slice_limit(min(room_of(partition), self.max_queued_records)),
+            )
+        except UnreadableBatchError as error:
+            if unreadable is None:
+                raise
+            unreadable.handle(error)
+            # Other partitions may have records. Let other tasks run first, because many batches may be unreadable.
+            self._loop.call_soon(self._wakeup.set)
+            return None
         if self._slice_reader.has_skipped:
             self.on_change()
         if found is None:
@@ -346,6 +359,8 @@ class Reader:
         """Wait until there may be records to deliver or an error to raise; only one task may wait at a time."""
         # The next attempt to read sets ``recheck_at`` again.
         until, self.maps.recheck_at = self.maps.recheck_at, None
+        if self.unreadable_batches is not None and (retry_at := self.unreadable_batches.next_retry_at) is not None:
+            until = retry_at if until is None else min(until, retry_at)
         await self._wakeup.wait(until)
 
     def _first_of_slice(self) -> AnyRecord:

@@ -38,6 +38,9 @@ def size_error(config: ConsumerConfig, position: Position, batch: RecordBatch) -
     if limit is None or batch.size <= limit:
         return None
     return RecordTooLargeError(
-        f"{position.partition} at offset {batch.base_offset}: a batch of {batch.size} bytes is larger than"
-        f" max_batch_bytes={limit} - raise the limit, or seek() to {batch.next_offset} to skip the batch"
+        position.partition,
+        batch.base_offset,
+        batch.next_offset,
+        f"a batch of {batch.size} bytes is larger than max_batch_bytes={limit}",
+        "raise the limit",
     )

@@ -60,6 +60,7 @@ def _statistics(
         work_lag=work_lag,
         lag_s=lag_s,
         is_paused=position.is_paused,
+        is_blocked=position.unreadable is not None,
     )
 
 

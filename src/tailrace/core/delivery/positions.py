@@ -17,10 +17,27 @@ from tailrace.core.positions.start_point import StartPoint
 from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["Position", "Positions"]
+__all__ = ["Position", "Positions", "UnreadableBatch"]
 
 _EPOCHS_PER_ASSIGNMENT = 1 << 20
 """Maximum number of epochs in one assignment of a partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableBatch:
+    """Batch that cannot be delivered, at which a partition waits."""
+
+    offset: int
+    """First offset of the batch that is not delivered."""
+    next_offset: int | None
+    """Offset after the batch; None if it is unknown."""
+    reason: str
+    advice: str
+    """Actions by which the partition can be read on."""
+    attempts: int
+    """Number of times that the batch was read in vain."""
+    retry_at: float
+    """Time of the next attempt to fetch the batch."""
 
 
 @dataclass(slots=True)
@@ -86,6 +103,8 @@ class Position:
     """Number of fetches that failed since the last success."""
     retry_at: float = 0.0
     """Earliest time of the next fetch after a failure."""
+    unreadable: UnreadableBatch | None = None
+    """Batch at which the partition waits; None unless it cannot be delivered."""
 
     @property
     def assignment(self) -> int:
@@ -213,6 +232,7 @@ class Position:
         """End the epoch: its records in flight are ignored, and the partition has no start."""
         self.epoch += 1
         self.has_stale_commit = self.has_stale_commit or self.has_start
+        self.unreadable = None
         if self.progress is not None:
             self.progress.end()
         self.progress = self.reset_to = self.reset_from = None
@@ -257,6 +277,16 @@ class Position:
         """Fetch nothing more until a seek, because an error will be raised after the buffered batches."""
         if self.progress is not None:
             self.progress.set_fetched(None)
+
+    def wait_at(self, unreadable: UnreadableBatch) -> None:
+        """Fetch nothing until ``fetch_again``, because the next batch cannot be delivered."""
+        self.unreadable = unreadable
+        self.stop_fetching()
+
+    def skip_batch(self, to: int) -> None:
+        """Continue at the offset ``to``, after a batch that cannot be delivered."""
+        self.skip(to, self.delivered_epoch)
+        self.set_fetched(to, self.delivered_epoch)
 
     def deliver(
         self, records: Sequence[Record], end: int, leader_epoch: int = -1, in_flight: InFlight = InFlight.NOTHING

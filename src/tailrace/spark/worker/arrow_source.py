@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tailrace.app.sources import HandlerGroup
-from tailrace.core.delivery.positions import Position
+from tailrace.core.delivery.positions import Position, UnreadableBatch
 from tailrace.core.delivery.progress import Lease
 from tailrace.records import Record, TopicPartition
 
@@ -87,6 +87,11 @@ class ArrowSource:
 
     def statistics(self, started: Iterable[Record]) -> None:
         """Return None, because there is no consumer."""
+
+    @property
+    def unreadable_batches(self) -> Mapping[TopicPartition, UnreadableBatch]:
+        """Always empty, because Spark reads the batches."""
+        return {}
 
     # ---- interface of the task ---------------------------------------------------------------------------------
 

@@ -1,0 +1,127 @@
+"""Reaction to record batches that cannot be read, for an app, which cannot seek past them (``on_corrupt_batch``)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shlex
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+from tailrace.consumer.delivery.buffered_batch import BufferedBatch
+from tailrace.core.backoff import Backoff
+from tailrace.core.delivery.positions import Position, Positions, UnreadableBatch
+from tailrace.core.fetch.buffer import FetchBuffer
+from tailrace.errors import UnreadableBatchError
+from tailrace.observe.events import CorruptBatchSkipped, PartitionBlocked, PartitionUnblocked
+from tailrace.observe.hooks import Observer
+from tailrace.records import TopicPartition
+
+__all__ = ["OnCorruptBatch", "UnreadableBatches"]
+
+OnCorruptBatch: TypeAlias = Literal["pause", "stop", "skip"]
+
+_PAUSES = Backoff(1.0, 30.0)
+"""Pauses between two attempts to read a batch."""
+
+
+class UnreadableBatches:
+    """Batches of one consumer that cannot be read: their partitions wait, or the batches are skipped.
+
+    A waiting partition has no buffered records and is not fetched until the next attempt. ``Position.unreadable`` has
+    its batch; a seek, a reset and a revocation end the wait.
+
+    Args:
+        policy: ``on_corrupt_batch``.
+        positions: assigned partitions.
+        buffer: fetch buffer.
+        observer: receives events.
+        group_id: id of the group.
+        on_change: called when a partition must be fetched, or a position has changed.
+
+    Attributes:
+        skipped: number of skipped batches.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part that a wait or a skip acts on
+        self,
+        policy: OnCorruptBatch,
+        positions: Positions,
+        buffer: FetchBuffer[BufferedBatch],
+        observer: Observer,
+        group_id: str | None,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._policy, self._positions, self._buffer = policy, positions, buffer
+        self._observer, self._group_id, self._on_change = observer, group_id, on_change
+        self._loop = asyncio.get_running_loop()
+        self._waiting: set[TopicPartition] = set()
+        """Partitions that wait, and some whose wait has ended since ``update``."""
+        self.skipped = 0
+
+    @property
+    def next_retry_at(self) -> float | None:
+        """Time of the event loop at which ``update`` must be called; None for no such time."""
+        waiting = [one.unreadable for one in self._positions.of(self._waiting) if one.fetched is None]
+        return min((batch.retry_at for batch in waiting if batch is not None), default=None)
+
+    def handle(self, error: UnreadableBatchError) -> None:
+        """Let the partition of the batch wait, or skip the batch.
+
+        Raises:
+            UnreadableBatchError: the policy is "stop".
+        """
+        if self._policy == "stop":
+            raise error
+        position = self._positions.get(error.partition)
+        if position is None or (offset := position.delivered) is None:
+            return
+        self._buffer.drop(error.partition)
+        if self._policy == "skip" and error.next_offset is not None and error.next_offset > offset:
+            position.skip_batch(error.next_offset)
+            position.unreadable = None
+            self.skipped += 1
+            self._observer.emit(
+                CorruptBatchSkipped(self._group_id, error.partition, offset, error.next_offset, error.reason, error)
+            )
+        else:
+            self._wait(position, offset, error)
+        self._on_change()
+
+    def update(self) -> None:
+        """Fetch the batches whose next attempt is due, and note the partitions that could be read on."""
+        now = self._loop.time()
+        for partition in list(self._waiting):
+            position = self._positions.get(partition)
+            batch = None if position is None else position.unreadable
+            if position is None or batch is None:
+                self._waiting.discard(partition)
+            elif (position.delivered or 0) > batch.offset:
+                position.unreadable = None
+                self._waiting.discard(partition)
+                self._observer.emit(PartitionUnblocked(self._group_id, partition, batch.offset))
+            elif position.fetched is None and batch.retry_at <= now:
+                position.fetch_again()
+                self._on_change()
+
+    def _wait(self, position: Position, offset: int, error: UnreadableBatchError) -> None:
+        earlier = position.unreadable
+        attempts = 1 if earlier is None else earlier.attempts + 1
+        retry_at = self._loop.time() + _PAUSES.pause_s(attempts, random.random())  # noqa: S311 - for jitter
+        advice = f"{error.remedy}, or {self._way_on(error)}"
+        position.wait_at(UnreadableBatch(offset, error.next_offset, error.reason, advice, attempts, retry_at))
+        self._waiting.add(position.partition)
+        if earlier is None or earlier.offset != offset:
+            self._observer.emit(
+                PartitionBlocked(
+                    self._group_id, position.partition, offset, error.next_offset, error.reason, advice, error
+                )
+            )
+
+    def _way_on(self, error: UnreadableBatchError) -> str:
+        """Return an instruction to move the group past a batch."""
+        topic, number = error.partition
+        command = f"tailrace offsets reset {shlex.quote(self._group_id or '')} --topic {topic}:{number} --to-offset"
+        if error.next_offset is None:
+            return f"stop the group and run `{command} N --execute`, with the first offset after the batch as N"
+        return f"stop the group and run `{command} {error.next_offset} --execute`"
