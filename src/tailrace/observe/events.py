@@ -108,6 +108,8 @@ class Event(Value):
 
     level: ClassVar[int] = logging.INFO
     """Log level of the event."""
+    repeated_s: ClassVar[float] = 0.0
+    """Minimum time in seconds between log lines of equal events, which then have the number ``times``; 0 to log all."""
 
     @property
     def exception(self) -> BaseException | None:
@@ -161,6 +163,7 @@ class BrokerUnreachable(Event):
     """
 
     level = logging.WARNING
+    repeated_s = 30.0
     address: str
     """Host and port of the broker."""
     reason: str
@@ -181,6 +184,7 @@ class MetadataRefreshFailed(Event):
     """No known broker answered a Metadata request. The addresses of ``bootstrap_servers`` are tried next."""
 
     level = logging.WARNING
+    repeated_s = 30.0
     reason: str
     exception: BaseException | None = None
 

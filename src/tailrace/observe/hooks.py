@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from tailrace.observe.escaping import escaped, escaped_traceback
 from tailrace.observe.events import Event
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     import structlog
 
 __all__ = ["Hook", "Observer"]
+
+_DECIMALS = 6
+"""Maximum number of decimals of a number in the log."""
+_MAX_REPEATED = 100
+"""Maximum number of different repeated events that an observer counts."""
 
 
 def _escape(record: logging.LogRecord) -> bool:
@@ -46,6 +52,13 @@ class Hook(Protocol):
     def on_event(self, event: Event, /) -> None: ...
 
 
+class _Repeated(NamedTuple):
+    next_at: float
+    """Time from which an equal event is logged again."""
+    skipped: int
+    """Number of equal events that were not logged."""
+
+
 class Observer:
     """Passes events to hooks and to the logger ``tailrace``.
 
@@ -60,6 +73,7 @@ class Observer:
         self._hooks = tuple(hooks)
         self._context = context
         self._logger = logging.getLogger("tailrace")
+        self._repeated: dict[object, _Repeated] = {}
 
     @cached_property
     def _log(self) -> structlog.stdlib.BoundLogger:
@@ -91,9 +105,31 @@ class Observer:
                         event_type=type(event).__name__,
                     )
         if self._logger.isEnabledFor(event.level):
-            self._log.log(
-                event.level, _event_name(type(event).__name__), exc_info=event.exc_info, **_logged_fields(event)
-            )
+            fields = _logged_fields(event)
+            if event.repeated_s and not self._count_repeated(event, fields):
+                return
+            self._log.log(event.level, _event_name(type(event).__name__), exc_info=event.exc_info, **fields)
+
+    def _count_repeated(self, event: Event, fields: dict[str, object]) -> bool:
+        """Return True if ``event`` is to be logged; add the number of equal events since the last line to ``fields``.
+
+        The number includes this event.
+        """
+        try:
+            now = asyncio.get_running_loop().time()
+        except RuntimeError:  # Only event loops have the clock.
+            return True
+        key = (type(event), *map(str, fields.values()))
+        known = self._repeated.get(key)
+        if known is not None and now < known.next_at:
+            self._repeated[key] = known._replace(skipped=known.skipped + 1)
+            return False
+        if known is None and len(self._repeated) >= _MAX_REPEATED:
+            self._repeated.clear()
+        self._repeated[key] = _Repeated(now + event.repeated_s, 0)
+        if known is not None:
+            fields["times"] = known.skipped + 1
+        return True
 
 
 def _logger() -> structlog.stdlib.BoundLogger:
@@ -116,7 +152,8 @@ def _for_standard_logging(
 ) -> tuple[tuple[str], dict[str, object]]:
     """Return the arguments of a ``logging`` call: a line of text, and the values in JSON types for ``extra=``."""
     event, exc_info = values.pop("event"), values.pop("exc_info", None)
-    line = " ".join([str(event), *(f"{key}={_readable(value)}" for key, value in values.items() if value is not None)])
+    readable = {key: _readable(value) for key, value in values.items() if value is not None}
+    line = " ".join([str(event), *(f"{key}={_quoted(text)}" for key, text in readable.items() if text)])
     data = {key: _structured(value) for key, value in values.items()}
     return (line,), {"exc_info": exc_info, "extra": {"tailrace": {"event": event, **data}}}
 
@@ -130,16 +167,25 @@ def _logged_fields(event: Event) -> dict[str, object]:
     return {name: getattr(event, name) for name in event.__struct_fields__ if not name.endswith("exception")}
 
 
-def _readable(value: object) -> object:
+def _readable(value: object) -> str:
     match value:
-        case TopicPartition():
-            return str(value)
         case frozenset():
             return " ".join(sorted(map(str, value))) or "none"
+        case tuple() | list() if not hasattr(value, "_fields"):
+            return " ".join(map(_readable, value)) or "none"
+        case float():
+            return f"{round(value, _DECIMALS):g}" if abs(value) < 1 else str(round(value, _DECIMALS))
         case Mapping():
-            return {str(key): one for key, one in value.items()}
+            return " ".join(f"{key}:{_readable(one)}" for key, one in value.items()) or "none"
         case _:
-            return value
+            return str(value)
+
+
+def _quoted(text: str) -> str:
+    """Return the text of a value, in quotes if it has spaces or quotes, so that a line can be split at its fields."""
+    if not any(one.isspace() or one == '"' for one in text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _structured(value: object) -> object:
@@ -159,4 +205,4 @@ def _structured(value: object) -> object:
         case bytes():
             return value.decode(errors="backslashreplace")
         case _:
-            return value
+            return round(value, _DECIMALS) if isinstance(value, float) else value
