@@ -13,14 +13,14 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, closing, contextmanager
 
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
 from starlette.routing import Route
 
-from tailrace import App, PublishError
+from tailrace import App, PublishError, Record
 from tailrace.integrations.opentelemetry import OpenTelemetry
 from tailrace.integrations.prometheus import metrics_app
 
@@ -39,32 +39,45 @@ class Order(BaseModel):
 billing = App(group_id="billing", hooks=[OpenTelemetry()])
 
 
-@asynccontextmanager
-async def lifespan(web: FastAPI) -> AsyncGenerator[None]:
-    """Open the database before the handlers start, and close it after they stop.
+@contextmanager
+def transaction() -> Generator[sqlite3.Connection]:
+    """Open a connection for one transaction, because handlers and routes run in several threads at once."""
+    with closing(sqlite3.connect(os.environ.get("BILLING_DATABASE", "billing.db"), timeout=30)) as database, database:
+        yield database
 
-    A service whose handlers need no such resources uses ``FastAPI(lifespan=billing.lifespan)``.
+
+@asynccontextmanager
+async def lifespan(_web: FastAPI) -> AsyncGenerator[None]:
+    """Create the database before the handlers start.
+
+    A service whose handlers need no preparation uses ``FastAPI(lifespan=billing.lifespan)``.
     """
-    path = os.environ.get("BILLING_DATABASE", "billing.db")
-    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as database:
-        database.execute("PRAGMA journal_mode = WAL")  # The route reads while the handler writes.
-        database.execute("CREATE TABLE IF NOT EXISTS charges (customer TEXT, total INTEGER)")
-        web.state.database = database
-        async with billing:
-            yield
+    with transaction() as database:
+        database.execute("PRAGMA journal_mode = WAL")  # Routes read while a handler writes.
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS charges (topic TEXT, partition INTEGER, offset INTEGER, customer TEXT,"
+            " total INTEGER, PRIMARY KEY (topic, partition, offset))"
+        )
+    async with billing:
+        yield
 
 
 web = FastAPI(title="billing", lifespan=lifespan)
 
 
 @billing.handler("orders", order_by="key", concurrency=10)
-def charge(order: Order) -> None:
+def charge(order: Order, record: Record) -> None:
     """Charge the orders of one customer in order, and those of ten customers at the same time.
 
-    sqlite3 blocks, so this is a plain function, which tailrace runs in a thread. With an async driver, use
-    ``async def``.
+    sqlite3 blocks, so this is a plain function, of which tailrace runs up to ten calls at once, each in a thread. With
+    an async driver, use ``async def``. A record may be handled again, for example after a crash; the primary key
+    prevents that it is charged again.
     """
-    web.state.database.execute("INSERT INTO charges VALUES (?, ?)", (order.customer, order.total))
+    with transaction() as database:
+        database.execute(
+            "INSERT OR IGNORE INTO charges VALUES (?, ?, ?, ?, ?)",
+            (record.topic, record.partition, record.offset, order.customer, order.total),
+        )
 
 
 @web.post("/orders", status_code=202)
@@ -80,8 +93,9 @@ async def place(order: Order) -> Order:
 @web.get("/customers/{customer}")
 def show_charges(customer: str) -> dict[str, int]:
     """Return the total amount that a customer was charged."""
-    sums = web.state.database.execute("SELECT sum(total) FROM charges WHERE customer = ?", (customer,))
-    return {"charged": sums.fetchone()[0] or 0}
+    with transaction() as database:
+        sums = database.execute("SELECT sum(total) FROM charges WHERE customer = ?", (customer,))
+        return {"charged": sums.fetchone()[0] or 0}
 
 
 web.routes.extend(Route(path, billing.health_app) for path in ("/livez", "/readyz"))

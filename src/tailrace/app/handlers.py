@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from tailrace.app.argument_checks import compile_pattern
 from tailrace.app.codec_protocols import AnyCodec
-from tailrace.app.function_kinds import check_hook, handler_kind
+from tailrace.app.function_kinds import FunctionKind, check_hook, handler_kind
 from tailrace.app.options import BatchMiddleware, HandlerOptions, Unmatched, check_handler_options
 from tailrace.core.dispatch.batching import Batch
 from tailrace.core.dispatch.lanes import OrderBy
@@ -31,8 +31,8 @@ HandlerFunction: TypeAlias = Callable[..., object]
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 HookT = TypeVar("HookT", bound=Callable[[], Any])
 
-_BATCH_CONCURRENCY = 8
-"""Default of ``concurrency`` for handlers of batches."""
+_BATCH_CONCURRENCY = {FunctionKind.COROUTINE: 8, FunctionKind.PLAIN: 1}
+"""Default of ``concurrency`` for handlers of batches. Plain functions run in threads, which may share a connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +102,9 @@ class Handlers:
     ) -> Callable[[FunctionT], FunctionT]:
         """Declare a function as the handler of the records of ``topics``; the function is returned unchanged.
 
+        An ``async def`` runs in the event loop. Up to ``concurrency`` calls of a plain ``def`` run at once, each in a
+        thread: an object that they share must be safe for use by several threads, or ``concurrency`` must be 1.
+
         Args:
             topics: Names of the topics.
             batch: Limits of a batch; the function then takes a list or a table of several records.
@@ -129,14 +132,19 @@ class Handlers:
         _check_topics(topics, matching)
         check_handler_options(options, batch)
         values: dict[str, Any] = {**options, "pattern": matching, "middleware": tuple(options.get("middleware", ()))}
-        if batch is not None:
-            values.setdefault("concurrency", _BATCH_CONCURRENCY)
 
         def declare(function: FunctionT) -> FunctionT:
-            handler_kind(function)
+            kind = handler_kind(function)
+            defaults = {} if batch is None else {"concurrency": _BATCH_CONCURRENCY[kind]}
             name = getattr(function, "__qualname__", type(function).__qualname__)
             self.declared.append(
-                Handler(function=function, name=name, topics=tuple(dict.fromkeys(topics)), batch=batch, **values)
+                Handler(
+                    function=function,
+                    name=name,
+                    topics=tuple(dict.fromkeys(topics)),
+                    batch=batch,
+                    **{**defaults, **values},
+                )
             )
             return function
 
@@ -151,6 +159,8 @@ class Handlers:
         **options: Unpack[HandlerOptions[BatchMiddleware]],
     ) -> Callable[[FunctionT], FunctionT]:
         """Declare a handler of batches: ``handler(*topics, batch=Batch(max_records, max_wait_ms, max_bytes), ...)``.
+
+        ``concurrency`` is 8 by default for an ``async def``, and 1 for a plain ``def``, whose calls run in threads.
 
         Raises:
             ConfigurationError: An option is unknown, has an invalid value, or contradicts another.

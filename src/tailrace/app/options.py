@@ -88,7 +88,8 @@ class HandlerOptions(TypedDict, Generic[MiddlewareT], total=False):
     concurrency: int
     """Maximum number of calls of the handler that run at the same time.
 
-    The default of batch handlers is 8.
+    The default of batch handlers is 8, and 1 for a plain ``def``. Calls of a plain ``def`` run in threads: an object
+    that they share must be safe for use by several threads.
 
     Default: 64.
     """

@@ -453,12 +453,12 @@ async def test_a_result_that_cannot_be_published_fails_the_batch(new_app, new_to
 
 
 async def test_a_plain_function_runs_in_a_thread(new_app, new_topic, witness):
-    """A plain batch handler that blocks does not block the event loop, and other partitions run in other threads."""
+    """A blocking plain batch handler does not block the event loop; with concurrency=2, two partitions run at once."""
     topic, app, threads, both = new_topic(2), new_app(), [], threading.Barrier(2)
     for partition in range(2):
         witness.produce(topic, numbers(5), partition=partition)
 
-    @app.batch_handler(topic, max_records=5, **FULL)
+    @app.batch_handler(topic, max_records=5, concurrency=2, **FULL)
     def store(values: list[bytes]) -> None:
         both.wait(30)
         threads.append(threading.current_thread())
@@ -834,7 +834,7 @@ def test_batch_handler_is_handler_with_a_batch():
 
     assert app.declared[0] == app.declared[1]
     assert app.declared[2] == app.declared[3]
-    assert (app.declared[2].batch, app.declared[2].concurrency) == (Batch(500, 200, None), 8)
+    assert (app.declared[2].batch, app.declared[2].concurrency) == (Batch(500, 200, None), 1)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import time
 
 import pytest
 
-from tailrace import App
+from tailrace import App, Record, Retry
 from tailrace.app.dispatch import threads
 from tailrace.app.dispatch.threads import Threads
 from tailrace.observe.events import HandlerAbandoned
@@ -141,7 +142,7 @@ async def test_an_event_names_a_plain_handler_that_hangs():
 
 STUCK = """
 import asyncio, sys, threading
-from tailrace import App
+from tailrace import App, Record, Retry
 
 app = App(bootstrap_servers=sys.argv[-2], group_id=sys.argv[-1], stop_timeout_ms=1_000)
 
@@ -184,3 +185,99 @@ def test_a_plain_handler_that_hangs_does_not_keep_the_process_alive(kafka_server
 
     assert code == 1
     assert took_s < 15
+
+
+async def test_calls_of_a_plain_batch_handler_share_a_connection_one_after_another(
+    kafka_server, new_topic, group, witness, tmp_path
+):
+    """A plain batch handler runs one call at a time, retries included, so that one SQLite connection loses no rows."""
+    partitions, per_partition = 4, 3
+    topic = new_topic(partitions)
+    for partition in range(partitions):
+        witness.produce(topic, [b"%d" % number for number in range(per_partition)], partition=partition)
+    database = sqlite3.connect(tmp_path / "rows.db", check_same_thread=False)
+    database.execute("CREATE TABLE rows (partition INTEGER, number INTEGER)")
+    failed: set[int] = set()
+    running, most = [], []
+
+    app = App(bootstrap_servers=kafka_server.bootstrap_servers, group_id=group, retry=Retry(attempts=9, backoff_ms=1))
+
+    @app.batch_handler(topic, max_records=per_partition)
+    def store(records: list[Record]) -> None:
+        running.append(1)
+        most.append(len(running))
+        try:
+            with database:
+                database.executemany(
+                    "INSERT INTO rows VALUES (?, ?)", [(record.partition, int(record.value)) for record in records]
+                )
+                time.sleep(0.05)
+                if records[0].partition not in failed:
+                    failed.add(records[0].partition)
+                    raise ValueError("the first attempt fails")
+        finally:
+            running.pop()
+
+    async with app:
+        await until(lambda: len(failed) == partitions and app.statistics().handlers[0].records >= 12)
+
+    assert max(most) == 1
+    rows = database.execute("SELECT * FROM rows").fetchall()
+    database.close()
+    assert sorted(rows) == [(partition, number) for partition in range(partitions) for number in range(per_partition)]
+
+
+@pytest.mark.parametrize("kind", ["record", "batch"])
+async def test_an_attempt_of_a_plain_handler_waits_for_its_concurrency(kind):
+    """With concurrency=1, another attempt of a plain handler does not run beside a call that runs already."""
+    app, together = App(group_id="g", retry=Retry(attempts=5, backoff_ms=1)), []
+    running: list[bytes] = []
+    second_runs = threading.Event()
+
+    def act(value: bytes) -> None:
+        running.append(value)
+        together.append(len(running))
+        try:
+            if value == b"slow":
+                second_runs.set()
+                time.sleep(0.2)
+            elif not second_runs.is_set():
+                raise ValueError("before the slow record")
+        finally:
+            running.remove(value)
+
+    if kind == "record":
+
+        @app.handler("t", order_by="none", concurrency=1)
+        def handle(value: bytes) -> None:
+            act(value)
+
+    else:
+
+        @app.batch_handler("t", order_by="none", max_records=1)
+        def handle_batch(values: list[bytes]) -> None:
+            act(values[0])
+
+    async with TestApp(app, virtual_time=False) as kafka:
+        await asyncio.gather(kafka.send("t", b"first"), kafka.send("t", b"slow"))
+
+    assert max(together) == 1
+
+
+def test_the_default_concurrency_depends_on_the_kind_of_batch_handler():
+    """Batches of an async handler run eight at a time, those of a plain one, in threads, one at a time."""
+    app = App(group_id="g")
+
+    @app.batch_handler("a")
+    async def handle(values: list[bytes]) -> None: ...
+
+    @app.batch_handler("b")
+    def handle_plain(values: list[bytes]) -> None: ...
+
+    @app.batch_handler("c", concurrency=3)
+    def handle_three(values: list[bytes]) -> None: ...
+
+    @app.handler("d")
+    def handle_records(value: bytes) -> None: ...
+
+    assert [handler.concurrency for handler in app.declared] == [8, 1, 3, 64]

@@ -8,6 +8,7 @@ batch returns the failures (``batch_failures``).
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import itertools
@@ -75,11 +76,7 @@ def handler_call(bound: BoundHandler, context: HandlerContext, overdue_calls: Ov
         call = prepared.direct_call or (lambda unit: prepared.call(unit, context.opened))
     if middleware:
         call = wrapped_by(with_span_as_trace(call, prepared.name), middleware)
-    if timeout_s is not None:
-        call = with_deadline(call, timeout_s, prepared.name, overdue_calls, is_async=prepared.is_async)
-        if prepared.prefetch is not None:
-            # Schemas are fetched from the schema registry before the deadline starts.
-            call = prepared.prefetch.then(call)
+    call = _with_limits(call, bound, timeout_s, overdue_calls)
     results = ResultPublisher(context.publisher, bound.resolved.codec, handler.publish, handler.name)
     publish_result = _result_publisher(results, prepared.name)
     if is_batch:
@@ -105,6 +102,27 @@ def handler_call(bound: BoundHandler, context: HandlerContext, overdue_calls: Ov
         publish_result,
         value_call,
     )
+
+
+def _with_limits(call: UnitCall, bound: BoundHandler, timeout_s: float | None, overdue_calls: OverdueCalls) -> UnitCall:
+    """Return a call with the deadline of the handler, and for a plain handler with a strict limit of its threads."""
+    prepared = bound.prepared
+    if timeout_s is not None:
+        call = with_deadline(call, timeout_s, prepared.name, overdue_calls, is_async=prepared.is_async)
+        if prepared.prefetch is not None:
+            # Schemas are fetched from the schema registry before the deadline starts.
+            call = prepared.prefetch.then(call)
+    if prepared.is_async:
+        return call
+    # An attempt after a failure starts even if ``concurrency`` other calls run. The threads may share an object that
+    # permits no more, such as a connection.
+    places, limited = asyncio.Semaphore(bound.handler.concurrency), call
+
+    async def call_in_place(unit: object) -> object:
+        async with places:
+            return await limited(unit)
+
+    return call_in_place
 
 
 def _instrumented(call: UnitCall, handler: Handler, context: HandlerContext) -> UnitCall:
