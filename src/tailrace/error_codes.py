@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["RETRIABLE", "ErrorCode", "name_of"]
+__all__ = ["RETRIABLE", "TRANSIENT", "ErrorCode", "name_of"]
 
 
 class ErrorCode(IntEnum):
@@ -188,6 +188,13 @@ RETRIABLE = frozenset(
     }
 )
 """Codes that Kafka defines as retriable."""
+
+TRANSIENT = RETRIABLE | {ErrorCode.UNKNOWN_SERVER_ERROR}
+"""Codes after which a request is repeated for a limited time.
+
+A broker answers with ``UNKNOWN_SERVER_ERROR`` if it fails in an unexpected way, for example while a log directory is
+full or a coordinator is loaded. Such a failure is often over when the request is repeated.
+"""
 
 
 def name_of(code: int) -> str:

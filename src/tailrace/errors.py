@@ -48,7 +48,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from tailrace.error_codes import RETRIABLE, ErrorCode, name_of
+from tailrace.error_codes import TRANSIENT, ErrorCode, name_of
 
 if TYPE_CHECKING:
     from tailrace.records import TopicPartition
@@ -146,7 +146,8 @@ class BrokerError(TailraceError):
     Attributes:
         code: error code of the protocol.
         name: Kafka's name of the code, such as ``NOT_COORDINATOR``.
-        retriable: True if Kafka defines the error as retriable.
+        retriable: True if the request may succeed when it is repeated: Kafka defines the error as retriable, or it is
+            UNKNOWN_SERVER_ERROR.
         detail: description of the request that failed, or of the topic, partition or group.
     """
 
@@ -155,7 +156,7 @@ class BrokerError(TailraceError):
     def __init__(self, code: int, detail: str = "") -> None:
         self.code: int = int(code)
         self.name: str = name_of(code)
-        self.retriable: bool = code in RETRIABLE
+        self.retriable: bool = code in TRANSIENT
         self.detail: str = detail or "the broker refused the request"
         parts = [self.detail, f"({self.name}, code {self.code})"]
         if self.advice:

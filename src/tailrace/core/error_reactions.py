@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from tailrace.error_codes import RETRIABLE
+from tailrace.error_codes import TRANSIENT
 
 __all__ = ["ReactionTable"]
 
@@ -22,7 +22,7 @@ class ReactionTable(Generic[RequestT, ReactionT]):
     general: Mapping[int, ReactionT]
     """Reactions to codes in the answer to any request."""
     retriable: ReactionT
-    """Reaction to codes without an entry that Kafka defines as retriable."""
+    """Reaction to ``TRANSIENT`` codes without an entry."""
     final: ReactionT
     """Reaction to all other codes without an entry."""
     by_request: Mapping[RequestT, Mapping[int, ReactionT]] = field(default_factory=dict)
@@ -39,4 +39,4 @@ class ReactionTable(Generic[RequestT, ReactionT]):
             if code in reactions:
                 return reactions[code]
         final = self.final if request is None else self.final_by_request.get(request, self.final)
-        return self.retriable if code in RETRIABLE else final
+        return self.retriable if code in TRANSIENT else final

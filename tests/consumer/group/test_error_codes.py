@@ -25,6 +25,7 @@ from tailrace.observe.events import (
     ConsumerFailed,
     Event,
     GroupJoined,
+    GroupLeft,
     GroupRequestFailed,
     PartitionsLost,
 )
@@ -162,6 +163,50 @@ async def test_a_heartbeat_error_that_ends_the_membership_rejoins(witness_of, gr
     assert (first.offset, again.offset) == (0, 0)
     assert_rejoined(witness_of, group, code)
     assert len(events.of(GroupJoined)) == 2
+
+
+@pytest.mark.parametrize(
+    "kind", [*OF_MEMBERSHIP, OffsetCommitRequest, OffsetFetchRequest, FindCoordinatorRequest], **BY_KIND
+)
+async def test_a_failure_in_the_broker_is_retried(witness_of, group, kind):
+    """After UNKNOWN_SERVER_ERROR, a request is repeated, and neither the partitions nor the membership are lost."""
+    topic, events = witness_of.topic_with(10), EventRecorder()
+
+    with witness_of.proxy.edit_answer(kind, refusing(-1), skip=int(kind is JoinGroupRequest)) as refused:
+        async with witness_of.consumer(topic, group_id=group, hooks=[events], **QUICK) as consumer:
+            got = [(await consumer.getone()).offset for _ in range(5)]
+            await provoke_refusal(consumer, kind, refused)
+            got += [(await consumer.getone()).offset for _ in range(5)]
+
+    assert got == list(range(10))
+    assert not [*events.of(PartitionsLost), *events.of(ConsumerFailed)]
+
+
+async def test_a_failure_in_the_broker_that_lasts_ends_the_membership(witness_of, group):
+    """If joins are answered with UNKNOWN_SERVER_ERROR for longer than a session, the next poll raises the error."""
+    topic = witness_of.topic_with(1)
+
+    with witness_of.proxy.edit_answer(JoinGroupRequest, refusing(-1), times=None):
+        async with witness_of.consumer(topic, group_id=group, **QUICK) as consumer:
+            with pytest.raises(BrokerError, match=r"JoinGroup was refused .UNKNOWN_SERVER_ERROR, code -1"):
+                await read_on(consumer)
+
+
+async def test_a_member_that_fails_leaves_the_group(witness_of, group):
+    """A member that the broker refuses for good leaves, so that the group need not wait until its session is over."""
+    topic, events = witness_of.topic_with(1), EventRecorder()
+
+    async with witness_of.consumer(topic, group_id=group, client_id=group, hooks=[events], **QUICK) as consumer:
+        await consumer.getone()
+        with (
+            witness_of.proxy.edit_answer(HeartbeatRequest, refusing(ErrorCode.GROUP_MAX_SIZE_REACHED)),
+            pytest.raises(BrokerError, match=r"the group is full, .* group.max.size"),
+        ):
+            await read_on(consumer)
+        await events.wait_for(GroupLeft)
+        assert await witness_of.members(group) == {}
+
+    assert len(witness_of.proxy.requests(LeaveGroupRequest, client_id=group)) == 1
 
 
 def assert_rejoined(witness, client, code):
@@ -384,7 +429,9 @@ async def test_leave_is_sent_twice_at_most(witness_of, group, code, times):
 
     assert len(proxy.requests(LeaveGroupRequest, client_id=group)) == times
     assert took < 10
-    assert any(name_of(code) in event.error for event in events.of(GroupRequestFailed))
+    # The group has removed an unknown member already, so nothing is left to report.
+    is_reported = any(name_of(code) in event.error for event in events.of(GroupRequestFailed))
+    assert is_reported is (code != ErrorCode.UNKNOWN_MEMBER_ID)
 
 
 # ---- outdated responses -------------------------------------------------------------------------------------------

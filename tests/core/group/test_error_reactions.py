@@ -64,6 +64,7 @@ EVENTS = {
         (ErrorCode.INVALID_REGULAR_EXPRESSION, GroupReaction.FAIL),
         (ErrorCode.UNSUPPORTED_VERSION, GroupReaction.FAIL),
         (ErrorCode.GROUP_ID_NOT_FOUND, GroupReaction.FAIL),
+        (ErrorCode.UNKNOWN_SERVER_ERROR, GroupReaction.RETRY),
         (ErrorCode.GROUP_MAX_SIZE_REACHED, GroupReaction.FAIL),
         (ErrorCode.OFFSET_METADATA_TOO_LARGE, GroupReaction.FAIL),
         (999, GroupReaction.FAIL),
@@ -71,9 +72,18 @@ EVENTS = {
 )
 def test_reaction_to_each_code(code, reaction):
     """Each error code of groups has a reaction, and an unknown code is raised to the application."""
-    of_some = {GroupRequestKind.JOIN, GroupRequestKind.COMMIT} if code == ErrorCode.REBALANCE_IN_PROGRESS else set()
+    others = {
+        ErrorCode.REBALANCE_IN_PROGRESS: {GroupRequestKind.JOIN, GroupRequestKind.COMMIT},
+        ErrorCode.GROUP_ID_NOT_FOUND: {GroupRequestKind.GROUP_HEARTBEAT, GroupRequestKind.COMMIT},
+    }.get(code, set())
 
-    assert {REACTIONS.reaction_to(code, asked) for asked in GroupRequestKind if asked not in of_some} == {reaction}
+    assert {REACTIONS.reaction_to(code, asked) for asked in GroupRequestKind if asked not in others} == {reaction}
+
+
+@pytest.mark.parametrize("asked", [GroupRequestKind.GROUP_HEARTBEAT, GroupRequestKind.COMMIT])
+def test_member_of_a_group_that_is_gone_joins_as_new(asked):
+    """If the coordinator no longer knows the group, as after a loss of its storage, a member joins as a new one."""
+    assert isinstance(event_of(ErrorCode.GROUP_ID_NOT_FOUND, asked), MemberLost)
 
 
 def test_join_refused_by_a_rebalance_is_repeated():
@@ -96,7 +106,7 @@ def test_every_code_has_a_reaction_and_an_event(asked):
             continue
         reaction, event = REACTIONS.reaction_to(code, asked), event_of(code, asked)
 
-        is_held = asked is GroupRequestKind.GROUP_HEARTBEAT and code is ErrorCode.UNRELEASED_INSTANCE_ID
+        is_held = asked is GroupRequestKind.GROUP_JOIN and code is ErrorCode.UNRELEASED_INSTANCE_ID
         assert type(event) is (InstanceHeld if is_held else EVENTS[reaction])
         assert code not in RETRIABLE or reaction is not GroupReaction.FAIL
         if isinstance(event, MembershipFailed):
@@ -161,10 +171,14 @@ def test_errors_name_code_and_remedy(code, error, words):
         (ErrorCode.UNSUPPORTED_VERSION, UnsupportedVersionError, "set group_protocol='classic'"),
         (ErrorCode.INCONSISTENT_GROUP_PROTOCOL, NoCommonAssignorError, "live members of the classic protocol"),
         (ErrorCode.GROUP_ID_NOT_FOUND, NoCommonAssignorError, "use another group_id"),
-        (ErrorCode.GROUP_MAX_SIZE_REACHED, BrokerError, "ConsumerGroupHeartbeat was refused"),
+        (
+            ErrorCode.GROUP_MAX_SIZE_REACHED,
+            BrokerError,
+            "the group is full, .* raise the brokers' group.consumer.max.size",
+        ),
     ],
 )
 def test_errors_of_group_heartbeats_name_the_option(code, error, words):
     """Under KIP-848 some codes have a meaning of their own, and the error names the option to change."""
     with pytest.raises(error, match=words):
-        raise error_of(code, GroupRequestKind.GROUP_HEARTBEAT)
+        raise error_of(code, GroupRequestKind.GROUP_JOIN)

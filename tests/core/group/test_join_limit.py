@@ -15,8 +15,8 @@ from tailrace.core.group.events import (
     RetryLater,
     Synced,
 )
-from tailrace.core.group.join_limit import JoinLimit
-from tailrace.errors import RebalanceError
+from tailrace.core.group.join_limit import JoinLimit, ServerErrorLimit
+from tailrace.errors import BrokerError, RebalanceError
 from tailrace.protocol.member_metadata import MemberAssignment
 
 JOIN, SYNC = SendJoin("", (), "", 1.0), SendSync(Identity(), "range", {}, 1.0)
@@ -58,3 +58,25 @@ def test_other_requests_are_not_counted():
 
     assert limit.apply(SendLeave(Identity(), ""), LeaveAnswered()) == LeaveAnswered()
     assert limit.apply(SendLeave(Identity(), ""), RetryLater("x")) == RetryLater("x")
+
+
+FAILING = RetryLater("JoinGroup: UNKNOWN_SERVER_ERROR", BrokerError(-1))
+
+
+def test_request_that_keeps_failing_in_the_broker_fails_the_membership():
+    """A request that fails in the broker is repeated for the limit, counted from the first failure in a row."""
+    limit = ServerErrorLimit(10.0)
+
+    assert [limit.apply(JOIN, FAILING, now) for now in (100.0, 105.0, 109.9)] == [FAILING] * 3
+    assert limit.apply(SYNC, FAILING, 109.9) == FAILING
+    assert limit.apply(JOIN, FAILING, 110.0) == MembershipFailed(FAILING.error)
+
+
+@pytest.mark.parametrize("event", [RetryLater("loading"), CoordinatorGone("moved"), JoinedAsFollower("m", 1, "range")])
+def test_other_outcomes_reset_the_limit_of_failures_in_the_broker(event):
+    """Any other outcome of the same request resets the limit."""
+    limit = ServerErrorLimit(10.0)
+    limit.apply(JOIN, FAILING, 100.0)
+
+    assert limit.apply(JOIN, event, 105.0) == event
+    assert limit.apply(JOIN, FAILING, 112.0) == FAILING

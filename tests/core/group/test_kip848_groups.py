@@ -367,7 +367,8 @@ class World(RandomSteps):
         if me.generation == WILL_BE_BACK and answer.error_code in INSTANCE_RELEASED:
             return InstanceReleased()
         if answer.error_code:
-            return event_of(answer.error_code, GroupRequestKind.GROUP_HEARTBEAT)
+            kind = GroupRequestKind.GROUP_HEARTBEAT if me.generation > 0 else GroupRequestKind.GROUP_JOIN
+            return event_of(answer.error_code, kind)
         assigned: dict[UUID, tuple[int, ...]] = {}
         for topic, n in answer.assigned or ():
             assigned[topic] = (*assigned.get(topic, ()), n)

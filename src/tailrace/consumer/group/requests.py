@@ -43,7 +43,7 @@ from tailrace.core.group.events import (
     SessionKnown,
     TopicNamesFound,
 )
-from tailrace.core.group.join_limit import JoinLimit
+from tailrace.core.group.join_limit import JoinLimit, ServerErrorLimit
 from tailrace.core.group.kip848.states import STATIC_LEAVE_EPOCH
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import (
@@ -74,6 +74,8 @@ RequestEffect: TypeAlias = (
 ResponseT = TypeVar("ResponseT")
 
 _LEAVE_ATTEMPTS = 2
+_NOT_A_MEMBER = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND})
+"""Error codes in the answer to a leave if the group has removed the member already."""
 _RESEND_AFTER_SESSIONS = 2 / 3
 """Share of ``session_timeout_ms`` after which a join or sync without an answer is sent again."""
 _GROUP_RESOURCE = 32
@@ -103,11 +105,13 @@ class GroupRequests:
         self._config, self._cluster, self._observer = config, cluster, observer
         self._reactions = ErrorReactions(config)
         self._limit = JoinLimit(config.rebalance_max_retries)
+        self._server_error_limit = ServerErrorLimit(config.session_timeout_ms / 1000)
 
     async def outcome(self, effect: RequestEffect) -> GroupEvent:
         """Perform an effect and return its outcome; emit GroupRequestCompleted if the request was answered."""
         began_at = asyncio.get_running_loop().time()
         event = self._limit.apply(effect, await outcome_of(self._send(effect)))
+        event = self._server_error_limit.apply(effect, event, asyncio.get_running_loop().time())
         # After MemberIdAssigned the join goes on. RetryLater may mean that the request was not sent, because no
         # coordinator was found.
         if not isinstance(event, CoordinatorGone | InstanceHeld | MembershipFailed | MemberIdAssigned | RetryLater):
@@ -310,7 +314,8 @@ class GroupRequests:
             if me.generation == STATIC_LEAVE_EPOCH and answer.error_code in INSTANCE_RELEASED:
                 return InstanceReleased()
             if answer.error_code:
-                return self._reactions.event_of(answer.error_code, GroupRequestKind.GROUP_HEARTBEAT)
+                kind = GroupRequestKind.GROUP_HEARTBEAT if me.generation > 0 else GroupRequestKind.GROUP_JOIN
+                return self._reactions.event_of(answer.error_code, kind)
             assigned = answer.assignment
             return GroupHeartbeatAnswered(
                 answer.member_id or me.member_id,
@@ -362,6 +367,8 @@ class GroupRequests:
             answer = await coordinator.send(leaving, key=self._heartbeats)
             codes = [answer.error_code, *(member.error_code for member in answer.members)]
         if code := next((code for code in codes if code), ErrorCode.NONE):
+            if code in _NOT_A_MEMBER:
+                return LeaveAnswered()
             return self._reactions.event_of(code, GroupRequestKind.LEAVE)
         self._observer.emit(GroupLeft(self._group_id, me.member_id))
         return LeaveAnswered()

@@ -13,7 +13,7 @@ import anyio
 from tailrace.consumer.offsets.requests import committed_offsets, group_by_leader, list_offsets
 from tailrace.core.offset_map import decode_metadata
 from tailrace.core.positions.start_point import EARLIEST, LATEST, StartPoint
-from tailrace.error_codes import RETRIABLE, ErrorCode
+from tailrace.error_codes import TRANSIENT, ErrorCode
 from tailrace.errors import BrokerError, TailraceError, UnknownPartitionError, broker_error
 from tailrace.net.cluster import Cluster
 from tailrace.protocol.list_offsets import ListedOffset
@@ -38,7 +38,7 @@ async def check_topics(cluster: Cluster, topics: Iterable[str]) -> None:
         if code is None and name not in topology.topics:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if code and code != ErrorCode.LEADER_NOT_AVAILABLE:
-            if code in RETRIABLE:
+            if code in TRANSIENT:
                 await cluster.refresh()
             raise broker_error(code, f"topic {name!r}")
 

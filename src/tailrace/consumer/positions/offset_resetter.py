@@ -19,6 +19,7 @@ from tailrace.core.backoff import Backoff
 from tailrace.core.cluster_metadata import is_other_log
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.positions.start_point import StartFrom, StartPoint
+from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, BrokerError, MalformedMessageError
 from tailrace.net.cluster import Cluster
 from tailrace.net.metadata_refresher import MetadataRefresher
@@ -28,6 +29,9 @@ from tailrace.protocol.list_offsets import ListedOffset
 from tailrace.records import TopicPartition
 
 __all__ = ["OffsetResetter"]
+
+_MAX_SERVER_ERRORS = 30
+"""Number of failed requests in a row after which UNKNOWN_SERVER_ERROR is reported; the pauses are up to a second."""
 
 
 class _LookUp:
@@ -164,11 +168,12 @@ class OffsetResetter:
 
     async def _pause(self, leader_id: int, refused: list[BrokerError]) -> None:
         """Report errors that a retry does not resolve, request a refresh of the metadata, and pause."""
+        failures = self._failures[leader_id] = self._failures.get(leader_id, 0) + 1
         for error in refused:
-            if not error.retriable:
+            has_recurred = error.code == ErrorCode.UNKNOWN_SERVER_ERROR and failures >= _MAX_SERVER_ERRORS
+            if not error.retriable or has_recurred:
                 self._reader.report(error)
         self._metadata_refresher.ask()
-        failures = self._failures[leader_id] = self._failures.get(leader_id, 0) + 1
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
 
     def _set_position(self, lookup: _LookUp) -> None:

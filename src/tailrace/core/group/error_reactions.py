@@ -39,6 +39,8 @@ class GroupRequestKind(StrEnum):
     JOIN = "JoinGroup"
     SYNC = "SyncGroup"
     HEARTBEAT = "Heartbeat"
+    GROUP_JOIN = "ConsumerGroupHeartbeat that joins"
+    """Heartbeat of a KIP-848 member that is not in the group yet."""
     GROUP_HEARTBEAT = "ConsumerGroupHeartbeat"
     LEAVE = "LeaveGroup"
     COMMIT = "OffsetCommit"
@@ -73,9 +75,16 @@ _GENERAL: Mapping[int, GroupReaction] = {
 _BY_REQUEST: Mapping[GroupRequestKind, Mapping[int, GroupReaction]] = {
     # The group is between two generations, so the member has to repeat the join.
     GroupRequestKind.JOIN: {ErrorCode.REBALANCE_IN_PROGRESS: GroupReaction.RETRY},
-    # Offsets of partitions that the member keeps can be committed when it knows the new generation (KIP-429).
-    GroupRequestKind.COMMIT: {ErrorCode.REBALANCE_IN_PROGRESS: GroupReaction.RETRY},
+    # The group was deleted, or its coordinator has lost its storage.
+    GroupRequestKind.GROUP_HEARTBEAT: {ErrorCode.GROUP_ID_NOT_FOUND: GroupReaction.REJOIN_AS_NEW},
+    GroupRequestKind.COMMIT: {
+        # Offsets of partitions that the member keeps can be committed when it knows the new generation (KIP-429).
+        ErrorCode.REBALANCE_IN_PROGRESS: GroupReaction.RETRY,
+        ErrorCode.GROUP_ID_NOT_FOUND: GroupReaction.REJOIN_AS_NEW,
+    },
 }
+
+_GROUP_HEARTBEATS = {GroupRequestKind.GROUP_JOIN, GroupRequestKind.GROUP_HEARTBEAT}
 
 REACTIONS = ReactionTable(_GENERAL, GroupReaction.RETRY, GroupReaction.FAIL, _BY_REQUEST)
 
@@ -99,7 +108,8 @@ def event_of(code: int, request: GroupRequestKind, overrides: Mapping[int, Group
     reason = f"{request}: {name_of(code)}"
     match REACTIONS.reaction_to(code, request, overrides):
         case GroupReaction.RETRY:
-            return RetryLater(reason)
+            is_limited = code == ErrorCode.UNKNOWN_SERVER_ERROR
+            return RetryLater(reason, error_of(code, request) if is_limited else None)
         case GroupReaction.FIND_COORDINATOR:
             return CoordinatorGone(reason)
         case GroupReaction.REJOIN:
@@ -111,13 +121,13 @@ def event_of(code: int, request: GroupRequestKind, overrides: Mapping[int, Group
         case GroupReaction.FAIL:
             error = error_of(code, request)
             # The holder of the instance id may be a process that was killed. Its session ends by itself.
-            is_held = code == ErrorCode.UNRELEASED_INSTANCE_ID and request is GroupRequestKind.GROUP_HEARTBEAT
+            is_held = code == ErrorCode.UNRELEASED_INSTANCE_ID and request is GroupRequestKind.GROUP_JOIN
             return InstanceHeld(error) if is_held else MembershipFailed(error)
 
 
 def error_of(code: int, request: GroupRequestKind) -> TailraceError:
     """Return the error that reports ``code`` to the application."""
-    if request is GroupRequestKind.GROUP_HEARTBEAT and (error := _error_of_group_heartbeat(code)) is not None:
+    if request in _GROUP_HEARTBEATS and (error := _error_of_group_heartbeat(code)) is not None:
         return error
     if code == ErrorCode.FENCED_INSTANCE_ID:
         return FencedMemberError(
@@ -131,6 +141,10 @@ def error_of(code: int, request: GroupRequestKind) -> TailraceError:
             " - set partition_assignment_strategy to a strategy that all members offer, such as ('range',),"
             " or use another group_id"
         )
+    if code == ErrorCode.GROUP_MAX_SIZE_REACHED:
+        option = "group.consumer.max.size" if request in _GROUP_HEARTBEATS else "group.max.size"
+        detail = f"{request} was refused: the group is full, so stop another member, or raise the brokers' {option}"
+        return broker_error(code, detail)
     return broker_error(code, f"{request} was refused")
 
 

@@ -203,6 +203,8 @@ class RetryLater(GroupEvent):
     """The coordinator refused a request, which can be repeated after a pause."""
 
     reason: str
+    error: TailraceError | None = None
+    """Error to report if repeating the request does not help in time; None to repeat it without a limit."""
 
 
 class CoordinatorGone(GroupEvent):

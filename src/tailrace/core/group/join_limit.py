@@ -1,6 +1,6 @@
-"""Limit on the attempts to join a group that fail in a row.
+"""Limits on the requests of a member that fail in a row: attempts to join, and requests that fail in the broker.
 
-An attempt is a join and the sync that follows. It succeeds when the sync is answered with an assignment.
+An attempt to join is a join and the sync that follows. It succeeds when the sync is answered with an assignment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tailrace.core.group.events import (
 )
 from tailrace.errors import RebalanceError
 
-__all__ = ["JoinLimit"]
+__all__ = ["JoinLimit", "ServerErrorLimit"]
 
 
 class JoinLimit:
@@ -63,3 +63,24 @@ class JoinLimit:
             # the second failure on, the member pauses before it joins.
             return RetryLater(reason)
         return event
+
+
+class ServerErrorLimit:
+    """Limit on the time for which a request is repeated while it fails in the broker (``RetryLater.error``).
+
+    Args:
+        limit_s: time in seconds since the first of these failures in a row.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._failing_since: dict[type[Effect], float] = {}
+        """Time of the first failure since the last other outcome, by kind of request."""
+
+    def apply(self, effect: Effect, event: GroupEvent, now: float) -> GroupEvent:
+        """Return the event to pass to the membership: ``event``, or ``MembershipFailed`` if the time is over."""
+        if not isinstance(event, RetryLater) or event.error is None:
+            self._failing_since.pop(type(effect), None)
+            return event
+        since = self._failing_since.setdefault(type(effect), now)
+        return event if now < since + self._limit_s else MembershipFailed(event.error)

@@ -12,8 +12,16 @@ from typing import Protocol
 
 from tailrace.core.group.effects import Effect, Partitions
 from tailrace.core.group.events import GroupEvent, Identity
+from tailrace.errors import (
+    BrokerError,
+    ConfigurationError,
+    FencedMemberError,
+    GroupAuthorizationFailedError,
+    GroupError,
+    TailraceError,
+)
 
-__all__ = ["Identity", "MemberSettings", "Membership"]
+__all__ = ["Identity", "MemberSettings", "Membership", "leaves_after"]
 
 _JOIN_GRACE_S = 5.0
 """Time allowed for the network, in addition to the rebalance timeout."""
@@ -48,6 +56,16 @@ class MemberSettings:
     def max_wait_s(self) -> float:
         """Timeout of a join or sync, which the coordinator may hold until all members have sent theirs."""
         return max(self.request_timeout_s, self.rebalance_timeout_s + _JOIN_GRACE_S)
+
+
+def leaves_after(error: TailraceError) -> bool:
+    """Return True if a member that fails with ``error`` has to leave the group.
+
+    Other members may continue. They need not wait until the session of the failed member expires, because it leaves.
+    """
+    if isinstance(error, FencedMemberError | GroupAuthorizationFailedError):
+        return False  # The coordinator would refuse the leave, too.
+    return isinstance(error, BrokerError | ConfigurationError | GroupError)
 
 
 class Membership(Protocol):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 
 import pytest
 from msgspec.structs import replace
 
+from tailrace import Consumer
 from tailrace.config import resolve
 from tailrace.error_codes import ErrorCode
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import (
     CommitFailed,
+    ConsumerFailed,
     GroupJoined,
     PartitionsAssigned,
     PartitionsLost,
@@ -21,9 +24,11 @@ from tailrace.observe.events import (
 from tailrace.protocol.committed_offsets import OffsetCommitRequest, OffsetFetchRequest
 from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
 from tailrace.protocol.metadata import FindCoordinatorRequest
+from tailrace.testing import KafkaServer
 from tests.support.consumer_group import ConsumerGroup, kill, until
 from tests.support.event_recorder import EventRecorder
-from tests.support.kip848_broker import is_full
+from tests.support.kip848_broker import QUICK, is_full
+from tests.support.witness import Witness
 
 
 def refused(code):
@@ -184,3 +189,63 @@ async def test_a_member_without_network_loses_its_partitions_before_others_get_t
 
     assert {(record.partition, record.offset) for record in handed_out} <= crew.handled.keys()
     assert lost.partitions in [one.added for one in others.of(PartitionsAssigned)]
+
+
+@pytest.mark.parametrize("kind", [ConsumerGroupHeartbeatRequest, OffsetCommitRequest])
+async def test_a_failure_in_the_broker_is_retried(quick, group, kind):
+    """After UNKNOWN_SERVER_ERROR, a request is repeated, and neither the partitions nor the membership are lost."""
+    topic, events = quick.topic_with(10), EventRecorder()
+    edit = (refused if kind is ConsumerGroupHeartbeatRequest else each_refused)(ErrorCode.UNKNOWN_SERVER_ERROR)
+
+    async with quick.consumer(topic, group_id=group, client_id=group, hooks=[events]) as consumer:
+        got = [(await consumer.getone()).offset for _ in range(5)]
+        with quick.proxy.edit_answer(kind, edit) as fault:
+            if kind is OffsetCommitRequest:
+                await consumer.commit()
+            async with asyncio.timeout(10):
+                await fault.wait_applied()
+        got += [(await consumer.getone()).offset for _ in range(5)]
+
+    assert got == list(range(10))
+    assert not [*events.of(PartitionsLost), *events.of(ConsumerFailed)]
+
+
+@pytest.fixture(scope="module")
+def wiped_server():
+    """Start a broker of which the test wipes the storage; ``backup`` has the storage as it was before any topic."""
+    with KafkaServer(config=QUICK) as server:
+        server.node.stop()
+        shutil.copytree(server.node.data, server.node.folder / "backup")
+        server.restart(server.node)
+        yield server
+
+
+def wipe(server):
+    """Kill the broker, and start it with the storage that it had before it knew any topic or group."""
+    server.node.kill()
+    shutil.rmtree(server.node.data)
+    shutil.copytree(server.node.folder / "backup", server.node.data)
+    server.restart(server.node)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("commits", [True, False], ids=["commit first", "heartbeat first"])
+async def test_a_consumer_outlives_the_wiped_storage_of_its_broker(wiped_server, name, group, protocol, commits):
+    """If a broker loses its storage, members lose their partitions, join again, and read the new topic."""
+    witness, events = Witness(wiped_server.bootstrap_servers), EventRecorder()
+    wiped_server.create_topic(name, 1)
+    witness.produce(name, [b"old"])
+    options = {"group_protocol": protocol, "hooks": [events], "metadata_max_age_ms": 500}
+    options |= {"auto_commit_interval_ms": 100 if commits else 600_000}
+
+    async with Consumer(name, bootstrap_servers=wiped_server.bootstrap_servers, group_id=group, **options) as consumer:
+        assert (await consumer.getone()).value == b"old"
+        coming = asyncio.create_task(consumer.getone())
+        await asyncio.to_thread(wipe, wiped_server)
+        await asyncio.to_thread(wiped_server.create_topic, name, 1)
+        await asyncio.to_thread(witness.produce, name, [b"new"])
+        async with asyncio.timeout(60):
+            assert (await coming).value == b"new"
+
+    assert not events.of(ConsumerFailed)

@@ -48,9 +48,9 @@ from tailrace.core.group.events import (
     Synced,
 )
 from tailrace.core.group.heartbeat import Heartbeat
-from tailrace.core.group.membership import MemberSettings
+from tailrace.core.group.membership import MemberSettings, leaves_after
 from tailrace.core.machine import StateMachine, TransitionTable
-from tailrace.errors import ConfigurationError, RebalanceError, TailraceError
+from tailrace.errors import RebalanceError, TailraceError
 from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
 from tailrace.records import TopicPartition
 
@@ -321,7 +321,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
     def fail(self, event: MembershipFailed, _now: float) -> ClassicState:
         """Report the error, and the partitions as lost.
 
-        With ``leaves_on_stop``, the member also leaves the group if the error concerns only this member.
+        With ``leaves_on_stop``, the member also leaves the group, unless the error prevents it.
         """
         return self._fail(event.error)
 
@@ -357,10 +357,8 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._release_lost(self.owned, is_last=True)
         self._effects.append(FailMembership(error))
         self.owned = self._ready = frozenset()
-        is_own_fault = isinstance(error, RebalanceError | ConfigurationError)
-        if not (is_own_fault and self._member_id and self._settings.leaves_on_stop):
+        if not (leaves_after(error) and self._member_id and self._settings.leaves_on_stop):
             return ClassicState.FAILED
-        # Other members may continue. They need not wait until the session of this member expires, because it leaves.
         self._emit_awaited(SendLeave(self.identity, "the consumer failed"))
         return ClassicState.LEAVING
 

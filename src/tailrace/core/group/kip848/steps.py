@@ -44,9 +44,8 @@ from tailrace.core.group.events import (
 from tailrace.core.group.kip848.heartbeat_fields import HeartbeatFields, TopicIdPartitions
 from tailrace.core.group.kip848.states import ALIVE, JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH, Kip848State
 from tailrace.core.group.kip848.topic_names import TopicNames
-from tailrace.core.group.membership import MemberSettings
+from tailrace.core.group.membership import MemberSettings, leaves_after
 from tailrace.core.machine import StateMachine, TransitionTable
-from tailrace.errors import ConfigurationError, RebalanceError
 from tailrace.records import TopicPartition
 
 __all__ = ["Kip848Steps"]
@@ -258,14 +257,12 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
     def fail(self, event: MembershipFailed, _now: float) -> Kip848State | None:
         """Report the error, and the partitions as lost.
 
-        With ``leaves_on_stop``, the member also leaves the group if the error concerns only this member.
+        With ``leaves_on_stop``, the member also leaves the group, unless the error prevents it.
         """
         self._release(self._forget(event), is_lost=True, is_last=True, reason=str(event.error))
         self._effects.append(FailMembership(event.error))
-        is_own_fault = isinstance(event.error, RebalanceError | ConfigurationError)
-        if not (is_own_fault and self._heartbeats.is_known and self._settings.leaves_on_stop):
+        if not (leaves_after(event.error) and self._heartbeats.is_known and self._settings.leaves_on_stop):
             return None
-        # Other members may continue. They need not wait until the session of this member expires, because it leaves.
         self._send_leave("the consumer failed")
         return Kip848State.LEAVING
 
