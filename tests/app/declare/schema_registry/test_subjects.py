@@ -230,7 +230,7 @@ async def test_caches_of_ids_and_topics_are_bounded(gate, register, new_topic, m
     topic, foreign = new_topic(), [register(f"{new_topic()}-value", avro(f"Foreign{n}")) for n in range(8)]
     own = register(f"{topic}-value", avro("Order"))
     codec = SchemaRegistry(gate.url)
-    reader = codec.reader(is_key=False)
+    reader = codec._values
     for schema_id in foreign:
         with pytest.raises(DecodeError, match="is not a version of"):
             await read(codec, topic, value(schema_id, 1))

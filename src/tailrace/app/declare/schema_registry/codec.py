@@ -13,7 +13,7 @@ from tailrace.app.declare.schema_registry.decoders import SchemaDecoders
 from tailrace.app.declare.schema_registry.encoders import SchemaEncoders
 from tailrace.app.declare.schema_registry.formats import AvroFormat, Format, JsonFormat
 from tailrace.app.declare.schema_registry.schema import Schema
-from tailrace.app.declare.schema_registry.subjects import SubjectName, SubjectReader, subject_of
+from tailrace.app.declare.schema_registry.subjects import ParameterReader, SubjectName, SubjectReader, subject_of
 from tailrace.config import refuse_inline_pem
 from tailrace.errors import ConfigurationError
 from tailrace.values import robust_repr
@@ -119,8 +119,8 @@ class SchemaRegistry:
         return f"<SchemaRegistry {', '.join(self._client.urls)} format={self._format.kind.lower()}>"
 
     def reader(self, *, is_key: bool) -> TopicReader:
-        """Return the reader of values or of keys, which refuses schema ids that are not of the topic's subject."""
-        return self._keys if is_key else self._values
+        """Return a reader of values or of keys, which refuses schema ids that are not of the topic's subject."""
+        return ParameterReader(self._decoders, self._keys if is_key else self._values)
 
     def decoder(self, annotation: Any, /) -> Decode:  # noqa: ANN401 - any type
         """Return a decoder of a type, for bytes for which ``lacks`` returns False.

@@ -6,17 +6,26 @@ The schema of an id never changes, so each schema is fetched only once, before t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from tailrace.app.codec_protocols import Decode
 from tailrace.app.declare.annotations import split_none
 from tailrace.app.declare.schema_registry.client import RegistryClient
-from tailrace.app.declare.schema_registry.formats import HEADER_SIZE, Format, check_schema, header_of, id_of, is_framed
+from tailrace.app.declare.schema_registry.formats import (
+    HEADER_SIZE,
+    LARGE_VALUE,
+    Format,
+    Reader,
+    check_schema,
+    header_of,
+    id_of,
+    is_framed,
+)
 from tailrace.app.declare.schema_registry.schema import Schema
 from tailrace.errors import TailraceError
 
-__all__ = ["SchemaDecoders", "SharedLookup"]
+__all__ = ["SchemaDecoders", "SharedLookup", "TypeDecoder"]
 
 _MISSING_FOR_S = 30.0
 """Time in seconds for which an id that does not exist is not requested again.
@@ -80,19 +89,16 @@ class SchemaDecoders:
 
     def decoder(self, annotation: Any) -> Decode:  # noqa: ANN401 - any type
         """Return a decoder of a type, see ``SchemaRegistry.decoder``."""
-        if split_none(annotation)[0] is bytes:
-            return _pass_through
+        return _pass_through if split_none(annotation)[0] is bytes else self.type_decoder(annotation).decode
+
+    def type_decoder(self, annotation: Any) -> TypeDecoder:  # noqa: ANN401
+        """Return a decoder of a type other than bytes.
+
+        Raises:
+            TypeError: the format does not support the type.
+        """
         self._format.check(annotation)
-        readers: dict[bytes, Decode] = {}
-
-        def decode(data: bytes) -> object:
-            # The key is the header, because converting it to the id would take time for each record.
-            read = readers.get(data[:HEADER_SIZE])
-            if read is None:
-                read = readers[data[:HEADER_SIZE]] = self._reader(id_of(data), annotation)
-            return read(data)
-
-        return decode
+        return TypeDecoder(annotation, self._schemas, self.reader)
 
     def add(self, schema: Schema) -> None:
         """Add a schema, so that values that refer to it can be decoded without a fetch."""
@@ -133,7 +139,13 @@ class SchemaDecoders:
         while self.lacks(data):
             await self._lookups.run(schema_id, request)
 
-    def _reader(self, schema_id: int, annotation: object) -> Decode:
+    def reader(self, schema_id: int, annotation: object) -> Reader:
+        """Return a reader of values with a schema.
+
+        Raises:
+            LookupError: the schema was not fetched, or does not exist.
+            TypeError: the schema cannot be used.
+        """
         schema = self._schemas.get(schema_id)
         if schema is None:
             raise LookupError(
@@ -143,6 +155,41 @@ class SchemaDecoders:
             )
         check_schema(schema, self._format, schema.read_rules)
         return self._format.reader(schema, annotation)
+
+
+class TypeDecoder:
+    """Decoder of values of one type.
+
+    Args:
+        annotation: the type.
+        schemas: fetched schemas by id.
+        create_reader: returns the reader of a schema id and the type; may raise any exception.
+    """
+
+    def __init__(
+        self, annotation: object, schemas: Mapping[int, Schema], create_reader: Callable[[int, object], Reader]
+    ) -> None:
+        self._annotation, self._schemas, self._create_reader = annotation, schemas, create_reader
+        # The key is the header, because converting it to the id would take time for each record.
+        self._readers: dict[bytes, Reader] = {}
+
+    def decode(self, data: bytes) -> object:
+        """Decode a value; may raise any exception."""
+        reader = self._readers.get(data[:HEADER_SIZE])
+        return (self._reader(data) if reader is None else reader).decode(data)
+
+    def is_slow(self, data: bytes) -> bool:
+        """Return True if ``decode`` should be called in a thread, because the value or its new schema is large."""
+        reader = self._readers.get(data[:HEADER_SIZE])
+        if reader is None and is_framed(data):
+            schema = self._schemas.get(id_of(data))
+            # The reader may also be slow, which is known only after it was created.
+            return schema is not None and (len(schema.text) > LARGE_VALUE or len(data) > LARGE_VALUE)
+        return reader is not None and reader.is_slow and len(data) > LARGE_VALUE
+
+    def _reader(self, data: bytes) -> Reader:
+        reader = self._readers[data[:HEADER_SIZE]] = self._create_reader(id_of(data), self._annotation)
+        return reader
 
 
 def _pass_through(data: bytes) -> bytes:

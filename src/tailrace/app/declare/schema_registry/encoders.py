@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from anyio.to_thread import run_sync
+
 from tailrace.app.declare.annotations import described
 from tailrace.app.declare.schema_registry.client import RegistryClient
 from tailrace.app.declare.schema_registry.decoders import SharedLookup
-from tailrace.app.declare.schema_registry.formats import Encode, Format, check_schema, header_of
+from tailrace.app.declare.schema_registry.formats import LARGE_VALUE, Format, Writer, check_schema, header_of
 from tailrace.app.declare.schema_registry.schema import Schema
 from tailrace.app.declare.schema_registry.subjects import SubjectName, subject_of
 from tailrace.errors import PublishError
@@ -65,25 +67,32 @@ class SchemaEncoders:
         self._client, self._format, self._on_schema = client, form, on_schema
         self._schemas, self._subject = schemas, subject
         self._use_latest, self._auto_register = use_latest, auto_register
-        self._encoders: dict[_EncoderKey, Encode] = {}
+        self._writers: dict[_EncoderKey, tuple[bytes, Writer]] = {}
+        """Headers and writers of the values."""
         self._lookups = SharedLookup()
 
     async def encode(self, topic: str, value: Any, *, is_key: bool = False) -> bytes:  # noqa: ANN401
         """Encode a value, see ``SchemaRegistry.encode_for``."""
         key = _EncoderKey(topic, is_key, type(value) if self._format.is_by_class else None)
-        while (encode := self._encoders.get(key)) is None:
-            await self._lookups.run(key, lambda: self._create_encoder(key, value))
+        while (found := self._writers.get(key)) is None:
+            await self._lookups.run(key, lambda: self._create_writer(key, value))
+        header, writer = found
         try:
-            return encode(value)
+            payload = writer.encode(value)
+            if writer.check is not None and len(payload) <= LARGE_VALUE:
+                writer.check(payload)
+            elif writer.check is not None:
+                await run_sync(writer.check, payload, abandon_on_cancel=True)
         except Exception as error:
-            # Have the encoder created again for the next value, because the subject may have a newer schema by then.
-            self._encoders.pop(key, None)
+            # Have the writer created again for the next value, because the subject may have a newer schema by then.
+            self._writers.pop(key, None)
             raise PublishError(
                 f"{described(type(value))} does not match the schema for {key.schemas_key!r}: {_reason_of(error)}"
                 " - publish a value that matches, or register a newer schema"
             ) from error
+        return header + payload
 
-    async def _create_encoder(self, key: _EncoderKey, value: object) -> None:
+    async def _create_writer(self, key: _EncoderKey, value: object) -> None:
         text = self._schemas.get(key.schemas_key)
         subject = self._subject_of(key, text, value)
         has_local_schema = text is not None or self._format.is_by_class
@@ -94,12 +103,12 @@ class SchemaEncoders:
         )
         try:
             check_schema(schema, self._format, schema.write_rules)
-            encode_payload = self._format.writer(schema, value)
+            # In a thread, because a large schema takes seconds.
+            writer = await run_sync(self._format.writer, schema, value, abandon_on_cancel=True)
         except Exception as error:
             raise PublishError(f"the schema for {key.schemas_key!r} cannot be used: {_reason_of(error)}") from error
         self._on_schema(schema, key.topic, key.is_key)
-        header = header_of(schema.id)
-        self._encoders[key] = lambda value: header + encode_payload(value)
+        self._writers[key] = header_of(schema.id), writer
 
     async def _latest(self, subject: str, schemas_key: str) -> Schema:
         schema = await self._client.latest(subject)

@@ -9,8 +9,12 @@ import datetime as dt
 import decimal
 import io
 import json
+import re
+import time
+import types
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -23,11 +27,13 @@ from tailrace.app.declare.schema_registry.schema import Schema
 
 __all__ = [
     "HEADER_SIZE",
+    "LARGE_VALUE",
     "AvroFormat",
-    "Encode",
     "Format",
     "JsonFormat",
     "LocalSchema",
+    "Reader",
+    "Writer",
     "check_schema",
     "converter",
     "header_of",
@@ -35,12 +41,13 @@ __all__ = [
     "is_framed",
 ]
 
-Encode: TypeAlias = Callable[[Any], bytes]
-"""Encodes a value as a payload, without the header."""
-
 HEADER_SIZE = 5
 """Size in bytes of the header: a zero byte and the schema id in four bytes."""
 
+LARGE_VALUE = 16 << 10
+"""Size in bytes above which a value is decoded in a thread if this takes Python code for each part of the value."""
+_MAX_SECONDS, _MAX_SECONDS_OF_LARGE = 0.5, 10.0
+"""Maximum processor time of the validation of a small and of a large value."""
 _MAX_SCHEMA_CHARS = 2 << 20
 """Maximum size of a schema, with all schemas that it references."""
 _AVRO_TYPES = (
@@ -63,6 +70,41 @@ class LocalSchema(NamedTuple):
     """Names of the schemas that this schema imports directly."""
 
 
+class Reader(NamedTuple):
+    """Reader of values with one schema, for one type.
+
+    Attributes:
+        decode: decodes a whole value, header included.
+        is_slow: True if ``decode`` runs Python code for each part of a value, so that large values need a thread.
+    """
+
+    decode: Decode
+    is_slow: bool = False
+
+    def __call__(self, data: bytes) -> object:
+        """Decode a value."""
+        return self.decode(data)
+
+
+class Writer(NamedTuple):
+    """Writer of payloads with one schema.
+
+    Attributes:
+        encode: encodes a value as a payload, without the header.
+        check: raises an error if a payload does not match the schema; None if ``encode`` raises all errors.
+    """
+
+    encode: Callable[[Any], bytes]
+    check: Callable[[bytes], None] | None = None
+
+    def __call__(self, value: object) -> bytes:
+        """Encode and check a value."""
+        payload = self.encode(value)
+        if self.check is not None:
+            self.check(payload)
+        return payload
+
+
 class Format(Protocol):
     """Reader and writer of payloads for one type of schema.
 
@@ -79,11 +121,11 @@ class Format(Protocol):
     def check(self, annotation: object) -> None:
         """Raise TypeError if the format cannot decode to a type."""
 
-    def reader(self, schema: Schema, annotation: object) -> Decode:
-        """Return a decoder of values that were written with this schema; it is called with header and payload."""
+    def reader(self, schema: Schema, annotation: object) -> Reader:
+        """Return a reader of values that were written with this schema."""
 
-    def writer(self, schema: Schema, value: object) -> Encode:
-        """Return an encoder of payloads with this schema, for values of the same class as ``value``."""
+    def writer(self, schema: Schema, value: object) -> Writer:
+        """Return a writer of payloads with this schema, for values of the same class as ``value``."""
 
     def local_schemas(self, text: str | None, value: object) -> Mapping[str, LocalSchema]:
         """Return the schema in ``text``, or of the class of ``value``, and all schemas that it imports, by name.
@@ -154,8 +196,8 @@ class AvroFormat:
         """Raise TypeError if the format cannot decode to a type."""
         converter(annotation)
 
-    def reader(self, schema: Schema, annotation: object) -> Decode:
-        """Return a decoder of whole values, header included, written with this schema."""
+    def reader(self, schema: Schema, annotation: object) -> Reader:
+        """Return a reader of values that were written with this schema."""
         parsed, read_avro, convert = self._parsed(schema), self._avro.schemaless_reader, converter(annotation)
         check_payload = payload_check(parsed)
 
@@ -166,10 +208,10 @@ class AvroFormat:
             stream.seek(HEADER_SIZE)
             return convert(read_avro(stream, parsed, None))
 
-        return read
+        return Reader(read, is_slow=check_payload is not None)
 
-    def writer(self, schema: Schema, value: object) -> Encode:  # noqa: ARG002 - any value
-        """Return an encoder of payloads with this schema."""
+    def writer(self, schema: Schema, value: object) -> Writer:  # noqa: ARG002 - any value
+        """Return a writer of payloads with this schema."""
         try:
             parsed = self._parsed(schema, keeps_defaults=True)
         except self._avro.schema.SchemaParseException:
@@ -182,7 +224,7 @@ class AvroFormat:
             write_avro(stream, parsed, _convert_to_builtins(value), strict_allow_default=True)
             return stream.getvalue()
 
-        return write
+        return Writer(write)
 
     def local_schemas(self, text: str | None, value: object) -> Mapping[str, LocalSchema]:  # noqa: ARG002
         """Return the schema in ``text``, with the name ""."""
@@ -251,11 +293,11 @@ class JsonFormat:
         """Raise TypeError if the format cannot decode to a type."""
         _json_decoder(annotation)
 
-    def reader(self, schema: Schema, annotation: object) -> Decode:
-        """Return a decoder of whole values, header included, written with this schema."""
+    def reader(self, schema: Schema, annotation: object) -> Reader:
+        """Return a reader of values that were written with this schema."""
         decode = _json_decoder(annotation)
         if not self._validates:
-            return lambda data: decode(data[HEADER_SIZE:])
+            return Reader(lambda data: decode(data[HEADER_SIZE:]))
         validate = self._validator(schema)
 
         def read(data: bytes) -> object:
@@ -263,19 +305,16 @@ class JsonFormat:
             validate(payload)
             return decode(payload)
 
-        return read
+        return Reader(read, is_slow=True)
 
-    def writer(self, schema: Schema, value: object) -> Encode:  # noqa: ARG002
-        """Return an encoder of payloads with this schema."""
-        validate = self._validator(schema)
+    def writer(self, schema: Schema, value: object) -> Writer:  # noqa: ARG002
+        """Return a writer of payloads with this schema."""
 
         def write(value: object) -> bytes:
             # A str is encoded as a JSON string, unlike in JsonCodec.
-            payload = msgspec.json.encode(value) if isinstance(value, str) else JsonCodec().encode(value)
-            validate(payload)
-            return payload
+            return msgspec.json.encode(value) if isinstance(value, str) else JsonCodec().encode(value)
 
-        return write
+        return Writer(write, self._validator(schema))
 
     def local_schemas(self, text: str | None, value: object) -> Mapping[str, LocalSchema]:  # noqa: ARG002
         """Return the schema in ``text``, with the name ""."""
@@ -299,14 +338,146 @@ class JsonFormat:
         )
         kind = self._validators.validator_for(root, default=self._validators.Draft7Validator)
         kind.check_schema(root)
-        find = kind(root, registry=known).iter_errors
+        find = _limited_validator(kind)(root, registry=known).iter_errors
 
         def validate(payload: bytes) -> None:
-            for error in find(msgspec.json.decode(payload)):
-                where = ".".join(map(str, error.absolute_path))
-                raise ValueError(f"{where}: {error.message}" if where else error.message)
+            limit = _TimeLimit(_MAX_SECONDS if len(payload) <= LARGE_VALUE else _MAX_SECONDS_OF_LARGE)
+            token = _TIME_LIMIT.set(limit)
+            try:
+                for error in find(msgspec.json.decode(payload)):
+                    where = ".".join(map(str, error.absolute_path))
+                    raise ValueError(f"{where}: {error.message}" if where else error.message)
+            except RecursionError:
+                raise ValueError("the value is nested too deeply") from None
+            finally:
+                _TIME_LIMIT.reset(token)
 
         return validate
+
+
+class _TimeLimit:
+    """Limit of the processor time of a validation, which does not depend on how busy the machine is."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._end = seconds, time.thread_time() + seconds
+
+    def remaining(self) -> float:
+        """Return the remaining time in seconds.
+
+        Raises:
+            ValueError: no time is left.
+        """
+        if (remaining := self._end - time.thread_time()) > 0:
+            return remaining
+        raise ValueError(f"its validation takes longer than {self._seconds:g} s - simplify the value or the schema")
+
+
+_TIME_LIMIT: ContextVar[_TimeLimit] = ContextVar("time limit of a validation")
+_LIMITED_VALIDATORS: dict[Any, Any] = {}
+
+
+def _limited_validator(kind: Any) -> Any:  # noqa: ANN401 - jsonschema's
+    """Return a class that validates like a class of jsonschema, but in limited time.
+
+    The time is checked before each keyword, and in each search for a pattern.
+    """
+    import attrs  # noqa: PLC0415 - installed with jsonschema
+    import jsonschema.validators  # noqa: PLC0415 - an extra
+
+    if kind in _LIMITED_VALIDATORS.values():
+        return kind
+    if kind in _LIMITED_VALIDATORS:
+        return _LIMITED_VALIDATORS[kind]
+    copies: dict[Any, Any] = {}
+    keywords = {name: _limited_copy(check, copies) for name, check in kind.VALIDATORS.items()}
+    keywords["uniqueItems"] = _check_unique_items
+    limited = jsonschema.validators.extend(kind, {name: _in_time(check) for name, check in keywords.items()})
+    evolve, fields = limited.evolve, [one for one in attrs.fields(limited) if one.init]
+
+    def evolve_limited(self: Any, **changes: Any) -> Any:  # noqa: ANN401
+        # A subschema may name another dialect, for which jsonschema would create an unlimited validator.
+        evolved = evolve(self, **changes)
+        other = _limited_validator(type(evolved))
+        return evolved if other is type(evolved) else other(**{one.alias: getattr(evolved, one.name) for one in fields})
+
+    limited.evolve = evolve_limited
+    _LIMITED_VALIDATORS[kind] = limited
+    return limited
+
+
+_Keyword: TypeAlias = Callable[[Any, Any, Any, Any], Any]
+"""Check of a keyword: called with the validator, the keyword's value, the instance and the schema; yields errors."""
+
+
+def _in_time(check: _Keyword) -> _Keyword:
+    def check_in_time(validator: Any, value: Any, instance: Any, schema: Any) -> Any:  # noqa: ANN401
+        _TIME_LIMIT.get().remaining()
+        return check(validator, value, instance, schema)
+
+    return check_in_time
+
+
+def _check_unique_items(validator: Any, value: Any, instance: Any, _schema: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Check ``uniqueItems`` in linear time, by the canonical JSON of the items; jsonschema takes quadratic time."""
+    if not value or not validator.is_type(instance, "array"):
+        return
+    seen: set[bytes] = set()
+    for item in instance:
+        # A set of tuples would take quadratic time for items with equal hashes, which can be constructed.
+        text = msgspec.json.encode(_canonical(item), order="sorted")
+        if text in seen:
+            yield _validation_error(f"{instance!r} has non-unique elements")
+            return
+        seen.add(text)
+
+
+def _canonical(value: object) -> object:
+    """Return a JSON value in which equal numbers are equal texts, such as 1 and 1.0."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value)) if abs(value) >= 2**63 else int(value)
+    if isinstance(value, list):
+        return [_canonical(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _canonical(one) for name, one in value.items()}
+    return value
+
+
+def _limited_copy(function: Any, copies: dict[Any, Any]) -> Any:  # noqa: ANN401
+    """Return a copy of a function of jsonschema that searches with ``_LimitedSearch``, as do the functions it calls.
+
+    ``copies`` contains the copies of functions.
+    """
+    if function in copies:
+        return copies[function]
+    names = dict(function.__globals__)
+    copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copies[function] = copy
+    for name, value in names.items():
+        if value is re:
+            names[name] = _LimitedSearch
+        elif isinstance(value, types.FunctionType) and value.__module__.startswith("jsonschema."):
+            names[name] = _limited_copy(value, copies)
+    return copy
+
+
+class _LimitedSearch:
+    """Replacement of the module ``re``, which cannot end a search that takes exponential time."""
+
+    @staticmethod
+    def search(pattern: str, text: str) -> object:
+        import regex  # noqa: PLC0415 - an extra
+
+        try:
+            return regex.search(pattern, text, timeout=_TIME_LIMIT.get().remaining())
+        except TimeoutError:
+            raise ValueError(f"the search for the pattern {pattern!r} takes too long - simplify the pattern") from None
+
+
+def _validation_error(message: str) -> Any:  # noqa: ANN401
+    from jsonschema.exceptions import ValidationError  # noqa: PLC0415 - an extra
+
+    return ValidationError(message)
 
 
 def _json_decoder(annotation: object) -> Decode:
