@@ -16,7 +16,7 @@ from tailrace.app.declare.schema_registry.formats import (
     HEADER_SIZE,
     LARGE_VALUE,
     Format,
-    Reader,
+    PayloadReader,
     check_schema,
     header_of,
     id_of,
@@ -139,7 +139,7 @@ class SchemaDecoders:
         while self.lacks(data):
             await self._lookups.run(schema_id, request)
 
-    def reader(self, schema_id: int, annotation: object) -> Reader:
+    def reader(self, schema_id: int, annotation: object) -> PayloadReader:
         """Return a reader of values with a schema.
 
         Raises:
@@ -167,11 +167,11 @@ class TypeDecoder:
     """
 
     def __init__(
-        self, annotation: object, schemas: Mapping[int, Schema], create_reader: Callable[[int, object], Reader]
+        self, annotation: object, schemas: Mapping[int, Schema], create_reader: Callable[[int, object], PayloadReader]
     ) -> None:
         self._annotation, self._schemas, self._create_reader = annotation, schemas, create_reader
         # The key is the header, because converting it to the id would take time for each record.
-        self._readers: dict[bytes, Reader] = {}
+        self._readers: dict[bytes, PayloadReader] = {}
 
     def decode(self, data: bytes) -> object:
         """Decode a value; may raise any exception."""
@@ -187,7 +187,7 @@ class TypeDecoder:
             return schema is not None and (len(schema.text) > LARGE_VALUE or len(data) > LARGE_VALUE)
         return reader is not None and reader.is_slow and len(data) > LARGE_VALUE
 
-    def _reader(self, data: bytes) -> Reader:
+    def _reader(self, data: bytes) -> PayloadReader:
         reader = self._readers[data[:HEADER_SIZE]] = self._create_reader(id_of(data), self._annotation)
         return reader
 

@@ -14,7 +14,7 @@ from anyio.to_thread import run_sync
 from tailrace.app.declare.annotations import described
 from tailrace.app.declare.schema_registry.client import RegistryClient
 from tailrace.app.declare.schema_registry.decoders import SharedLookup
-from tailrace.app.declare.schema_registry.formats import LARGE_VALUE, Format, Writer, check_schema, header_of
+from tailrace.app.declare.schema_registry.formats import LARGE_VALUE, Format, PayloadWriter, check_schema, header_of
 from tailrace.app.declare.schema_registry.schema import Schema
 from tailrace.app.declare.schema_registry.subjects import SubjectName, subject_of
 from tailrace.errors import PublishError
@@ -67,7 +67,7 @@ class SchemaEncoders:
         self._client, self._format, self._on_schema = client, form, on_schema
         self._schemas, self._subject = schemas, subject
         self._use_latest, self._auto_register = use_latest, auto_register
-        self._writers: dict[_EncoderKey, tuple[bytes, Writer]] = {}
+        self._writers: dict[_EncoderKey, tuple[bytes, PayloadWriter]] = {}
         """Headers and writers of the values."""
         self._lookups = SharedLookup()
 

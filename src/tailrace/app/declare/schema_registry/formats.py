@@ -32,8 +32,8 @@ __all__ = [
     "Format",
     "JsonFormat",
     "LocalSchema",
-    "Reader",
-    "Writer",
+    "PayloadReader",
+    "PayloadWriter",
     "check_schema",
     "converter",
     "header_of",
@@ -70,7 +70,7 @@ class LocalSchema(NamedTuple):
     """Names of the schemas that this schema imports directly."""
 
 
-class Reader(NamedTuple):
+class PayloadReader(NamedTuple):
     """Reader of values with one schema, for one type.
 
     Attributes:
@@ -86,7 +86,7 @@ class Reader(NamedTuple):
         return self.decode(data)
 
 
-class Writer(NamedTuple):
+class PayloadWriter(NamedTuple):
     """Writer of payloads with one schema.
 
     Attributes:
@@ -121,10 +121,10 @@ class Format(Protocol):
     def check(self, annotation: object) -> None:
         """Raise TypeError if the format cannot decode to a type."""
 
-    def reader(self, schema: Schema, annotation: object) -> Reader:
+    def reader(self, schema: Schema, annotation: object) -> PayloadReader:
         """Return a reader of values that were written with this schema."""
 
-    def writer(self, schema: Schema, value: object) -> Writer:
+    def writer(self, schema: Schema, value: object) -> PayloadWriter:
         """Return a writer of payloads with this schema, for values of the same class as ``value``."""
 
     def local_schemas(self, text: str | None, value: object) -> Mapping[str, LocalSchema]:
@@ -196,7 +196,7 @@ class AvroFormat:
         """Raise TypeError if the format cannot decode to a type."""
         converter(annotation)
 
-    def reader(self, schema: Schema, annotation: object) -> Reader:
+    def reader(self, schema: Schema, annotation: object) -> PayloadReader:
         """Return a reader of values that were written with this schema."""
         parsed, read_avro, convert = self._parsed(schema), self._avro.schemaless_reader, converter(annotation)
         check_payload = payload_check(parsed)
@@ -208,9 +208,9 @@ class AvroFormat:
             stream.seek(HEADER_SIZE)
             return convert(read_avro(stream, parsed, None))
 
-        return Reader(read, is_slow=check_payload is not None)
+        return PayloadReader(read, is_slow=check_payload is not None)
 
-    def writer(self, schema: Schema, value: object) -> Writer:  # noqa: ARG002 - any value
+    def writer(self, schema: Schema, value: object) -> PayloadWriter:  # noqa: ARG002 - any value
         """Return a writer of payloads with this schema."""
         try:
             parsed = self._parsed(schema, keeps_defaults=True)
@@ -224,7 +224,7 @@ class AvroFormat:
             write_avro(stream, parsed, _convert_to_builtins(value), strict_allow_default=True)
             return stream.getvalue()
 
-        return Writer(write)
+        return PayloadWriter(write)
 
     def local_schemas(self, text: str | None, value: object) -> Mapping[str, LocalSchema]:  # noqa: ARG002
         """Return the schema in ``text``, with the name ""."""
@@ -293,11 +293,11 @@ class JsonFormat:
         """Raise TypeError if the format cannot decode to a type."""
         _json_decoder(annotation)
 
-    def reader(self, schema: Schema, annotation: object) -> Reader:
+    def reader(self, schema: Schema, annotation: object) -> PayloadReader:
         """Return a reader of values that were written with this schema."""
         decode = _json_decoder(annotation)
         if not self._validates:
-            return Reader(lambda data: decode(data[HEADER_SIZE:]))
+            return PayloadReader(lambda data: decode(data[HEADER_SIZE:]))
         validate = self._validator(schema)
 
         def read(data: bytes) -> object:
@@ -305,16 +305,16 @@ class JsonFormat:
             validate(payload)
             return decode(payload)
 
-        return Reader(read, is_slow=True)
+        return PayloadReader(read, is_slow=True)
 
-    def writer(self, schema: Schema, value: object) -> Writer:  # noqa: ARG002
+    def writer(self, schema: Schema, value: object) -> PayloadWriter:  # noqa: ARG002
         """Return a writer of payloads with this schema."""
 
         def write(value: object) -> bytes:
             # A str is encoded as a JSON string, unlike in JsonCodec.
             return msgspec.json.encode(value) if isinstance(value, str) else JsonCodec().encode(value)
 
-        return Writer(write, self._validator(schema))
+        return PayloadWriter(write, self._validator(schema))
 
     def local_schemas(self, text: str | None, value: object) -> Mapping[str, LocalSchema]:  # noqa: ARG002
         """Return the schema in ``text``, with the name ""."""

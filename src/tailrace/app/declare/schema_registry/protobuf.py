@@ -21,7 +21,13 @@ from google.protobuf.message import DecodeError, Message
 
 from tailrace.app.codec_protocols import Decode
 from tailrace.app.declare.annotations import described, split_none
-from tailrace.app.declare.schema_registry.formats import HEADER_SIZE, LocalSchema, Reader, Writer, converter
+from tailrace.app.declare.schema_registry.formats import (
+    HEADER_SIZE,
+    LocalSchema,
+    PayloadReader,
+    PayloadWriter,
+    converter,
+)
 from tailrace.app.declare.schema_registry.schema import Schema
 
 __all__ = ["ProtobufFormat", "decode_compiled"]
@@ -42,12 +48,12 @@ class ProtobufFormat:
         if not _generated_classes(annotation):
             converter(annotation, strict=False)
 
-    def reader(self, schema: Schema, annotation: object) -> Reader:
+    def reader(self, schema: Schema, annotation: object) -> PayloadReader:
         """Return a reader of values that were written with this schema."""
         classes = _generated_classes(annotation)
         file = _file_descriptor(schema)
         if file is None and len(classes) == 1:
-            return Reader(_decoder_of_class(classes[0]))
+            return PayloadReader(_decoder_of_class(classes[0]))
         if file is None:
             raise ValueError(f"schema {schema.id} exists only as .proto source - annotate with one generated class")
         by_name = {one.DESCRIPTOR.full_name: one.FromString for one in classes}
@@ -65,9 +71,9 @@ class ProtobufFormat:
                 parsers[indexes] = parse
             return parse(data[start:])
 
-        return Reader(read, is_slow=not classes)
+        return PayloadReader(read, is_slow=not classes)
 
-    def writer(self, schema: Schema, value: object) -> Writer:
+    def writer(self, schema: Schema, value: object) -> PayloadWriter:
         """Return a writer of payloads with this schema, for values of the same class as ``value``."""
         message: Descriptor = _check_message(value).DESCRIPTOR
         file = _file_descriptor(schema)
@@ -75,7 +81,7 @@ class ProtobufFormat:
             # The message indexes in the registry's schema may differ from those in the schema of the class.
             message = file.pool.FindMessageTypeByName(message.full_name)
         prefix = _encode_indexes(_indexes_of(message))
-        return Writer(lambda value: prefix + _check_message(value).SerializeToString())
+        return PayloadWriter(lambda value: prefix + _check_message(value).SerializeToString())
 
     def local_schemas(self, text: str | None, value: object) -> Mapping[str, LocalSchema]:  # noqa: ARG002 - in the class
         """Return the schema of the class of ``value``, with the name "", after the schemas that it imports."""
