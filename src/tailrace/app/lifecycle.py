@@ -165,6 +165,7 @@ class AppRun:
             overdue_handlers=tuple(name for group in self.groups for name in group.overdue),
             broker_error=self.consumer_events.broker_error,
             is_rebalancing=self.consumer_events.is_rebalancing,
+            assignment_fault=self.consumer_events.assignment_fault,
             waiting=sum(group.waiting for group in self.groups),
             unreadable=tuple(text for group in self.groups for text in group.unreadable),
             stalled_s=max((group.stalled_s for group in self.groups), default=0.0),

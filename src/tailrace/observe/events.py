@@ -18,6 +18,8 @@ from tailrace.values import Value
 
 __all__ = [
     "AppFailed",
+    "AssignmentFaultFound",
+    "AssignmentFaultResolved",
     "BatchFailed",
     "BatchFailedPermanently",
     "BrokerUnreachable",
@@ -256,6 +258,25 @@ class PartitionsAssigned(Event):
     """Newly assigned partitions."""
     kept: Partitions
     """Partitions that were assigned before the rebalance and still are."""
+
+
+class AssignmentFaultFound(Event):
+    """The group's assignment has a fault: partitions without an owner, or partitions that this member cannot read.
+
+    The member does not read such partitions and joins again, so that the group computes another assignment.
+    """
+
+    level = logging.WARNING
+    group_id: str
+    partitions: Partitions
+    """Partitions without an owner, or partitions that were assigned to this member and that it does not read."""
+    reason: str
+
+
+class AssignmentFaultResolved(Event):
+    """A fault that ``AssignmentFaultFound`` has reported is over, or the membership has ended."""
+
+    group_id: str
 
 
 class PartitionsRevoked(Event):

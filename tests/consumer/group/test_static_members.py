@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import platform
+from collections import Counter
 
 import pytest
 
 from tailrace import ConfigurationError, FencedMemberError, TopicPartition
-from tailrace.observe.events import ConsumerFailed, GroupJoined, PartitionsLost, RebalanceStarted
+from tailrace.observe.events import ConsumerFailed, GroupJoined, PartitionsAssigned, PartitionsLost, RebalanceStarted
 from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 from tailrace.protocol.committed_offsets import OffsetCommitRequest
 from tests.support.consumer_group import until
@@ -134,6 +135,95 @@ async def test_an_absent_static_member_is_replaced_after_its_session(witness_of,
         assert set(await instances(witness_of, group)) == {"stays"}
 
     assert not witness_of.proxy.requests(LeaveGroupRequest, client_id=group)
+
+
+# ---- restarts that the stored assignment does not fit ----------------------------------------------------------------
+
+STAYS = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 200, "retry_backoff_ms": 20}
+"""Options with a session so long that no test ends it, after which the group would rebalance."""
+
+
+async def owners(witness, group, *topics):
+    """Return the number of owners of each partition of ``topics``, as the broker sees them."""
+    found = await instances(witness, group)
+    return Counter(one for _, has in found.values() for one in has if one.topic in topics)
+
+
+async def wait_for_owners(witness, group, *topics, partitions):
+    """Wait until each partition of ``topics`` has one owner."""
+    expected = Counter(TopicPartition(topic, n) for topic in topics for n in range(partitions))
+    async with asyncio.timeout(15):
+        while await owners(witness, group, *topics) != expected:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("ends", ["stop", "kill"])
+@pytest.mark.parametrize("drains", ["leader", "follower"])
+async def test_a_restart_during_a_drain_leaves_no_partition_without_owner(witness_of, group, drains, ends):
+    """A static member that restarts while it drains revoked partitions joins again, so that they get an owner."""
+    topic, other, events = witness_of.topic_with(8, 4), witness_of.topic(), EventRecorder()
+
+    def member(name, *topics, **more):
+        return witness_of.consumer(*topics, group_id=group, group_instance_id=name, **STAYS, **more)
+
+    async with contextlib.AsyncExitStack() as stack:
+        if drains == "follower":
+            leader = await stack.enter_async_context(member("leader", other))
+            await until(lambda: len(leader.assignment()) == 1)
+        owner = member("owner", topic)
+        await owner.start()
+        await until(lambda: len(owner.assignment()) == 4)
+        # Until these records are finished, their partitions are not released.
+        held: set[int] = set()
+        async with asyncio.timeout(20):
+            while held != {0, 1, 2, 3}:
+                held |= {record.partition for record in await owner.getmany(max_records=8)}
+        (process,) = (task for task in asyncio.all_tasks() if task.get_name() == f"tailrace consumer {topic}")
+        added = await stack.enter_async_context(member("added", topic, hooks=[events]))
+        await events.wait_for(PartitionsAssigned)
+        assert (len(owner.assignment()), len(added.assignment())) == (4, 0)
+        if ends == "stop":
+            await owner.stop()
+        else:
+            # The member sends no further request, as after SIGKILL.
+            process.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await owner.stop()
+
+        again = await stack.enter_async_context(member("owner", topic))
+        await wait_for_owners(witness_of, group, topic, partitions=4)
+        await until(lambda: (len(again.assignment()), len(added.assignment())) == (2, 2))
+        await until(lambda: again.health().status == added.health().status == "ok")
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize("restarted", ["leader", "follower"])
+@pytest.mark.parametrize("change", ["removed", "added", "replaced"])
+async def test_a_restart_with_other_topics_changes_the_assignment(witness_of, group, restarted, strategy, change):
+    """A static member that restarts with other topics is assigned these, and reads no record of the former ones."""
+    old, new = witness_of.topic_with(4, 2), witness_of.topic_with(4, 2)
+    before, after = {"removed": ([old, new], [new]), "added": ([old], [old, new]), "replaced": ([old], [new])}[change]
+    other = "follower" if restarted == "leader" else "leader"
+
+    def member(name, topics):
+        options = {"group_instance_id": name, "partition_assignment_strategy": strategy, **STAYS}
+        return witness_of.consumer(*topics, group_id=group, **options)
+
+    async with contextlib.AsyncExitStack() as stack:
+        members = {}
+        for name in ("leader", "follower"):
+            members[name] = await stack.enter_async_context(member(name, before))
+            await until(lambda: all(members[one].assignment() for one in members))
+        await wait_for_owners(witness_of, group, *before, partitions=2)
+        await members[restarted].stop()
+
+        again = await stack.enter_async_context(member(restarted, after))
+        await wait_for_owners(witness_of, group, *{*before, *after}, partitions=2)
+        assert {one.topic for one in members[other].assignment()} <= set(before)
+        async with asyncio.timeout(20):
+            read_topics = {(await again.getone()).topic}
+        assert read_topics <= set(after)
+        await until(lambda: again.health().status == members[other].health().status == "ok")
 
 
 # ---- two members with one instance id -----------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Model of a coordinator of one classic group.
 
-It is stricter than a real one: each join starts a new generation, and a late member is never excluded. As with a real
+It is stricter than a real one: each join of a member with changes starts a new generation, and a late member is never
+excluded. As with a real
 one, a heartbeat or sync of an old generation does not extend the session.
 """
 
@@ -28,6 +29,10 @@ class Answer:
     members: Mapping[str, MemberSubscription] | None = None
     """Subscriptions by member id, in the leader's join response."""
     assignment: MemberAssignment = NOTHING
+    skips_assignment: bool = False
+    """True in the join response of a static leader whose group keeps its assignment (KIP-814)."""
+    described: Mapping[str, tuple[MemberSubscription, MemberAssignment]] | None = None
+    """Subscription and assignment of each member; None while the group rebalances."""
 
 
 @dataclass
@@ -37,6 +42,7 @@ class Member:
     offers: Mapping[str, MemberSubscription]
     """Subscriptions by strategy, most preferred first."""
     heard_at: float
+    instance_id: str | None = None
     join: object = None
     """Token of the join request that is held."""
     sync: object = None
@@ -59,18 +65,58 @@ class Coordinator:
     assignments: Mapping[str, MemberAssignment] = field(default_factory=dict)
     answers: list[Answer] = field(default_factory=list)
 
-    def join(self, token: object, member_id: str, offers: Mapping[str, MemberSubscription], now: float) -> None:
-        """Delay the response until all known members have joined."""
-        if not member_id:
+    def join(
+        self,
+        token: object,
+        member_id: str,
+        offers: Mapping[str, MemberSubscription],
+        now: float,
+        instance_id: str | None = None,
+    ) -> None:
+        """Delay the response until all known members have joined.
+
+        A stable group responds at once to a static member that returns, and keeps its assignment (KIP-345).
+        """
+        if instance_id is not None and not member_id:
+            self._join_static(token, offers, now, instance_id)
+        elif not member_id:
             member_id = f"m{self.ids}"
             self.ids += 1
             self.given.add(member_id)
             self.answers.append(Answer(token, ErrorCode.MEMBER_ID_REQUIRED, member_id))
         elif member_id not in self.given:
             self.answers.append(Answer(token, ErrorCode.UNKNOWN_MEMBER_ID))
+        elif self.phase == "stable" and member_id != self.leader and self._has_offered(member_id, offers):
+            self.answers.append(Answer(token, 0, member_id, self.generation, self.protocol))
         else:
-            self.members[member_id] = Member(offers, now, join=token)
+            self.members[member_id] = Member(offers, now, instance_id, join=token)
             self._begin_rebalance(now)
+
+    def _join_static(self, token: object, offers: Mapping[str, MemberSubscription], now: float, instance: str) -> None:
+        member_id = f"{instance}-{self.ids}"
+        self.ids += 1
+        self.given.add(member_id)
+        old = next((one for one, member in self.members.items() if member.instance_id == instance), None)
+        if old is not None:
+            # The order of the members stays the same.
+            self.members = {member_id if one == old else one: member for one, member in self.members.items()}
+            self.assignments = {member_id if one == old else one: given for one, given in self.assignments.items()}
+            self.leader = member_id if self.leader == old else self.leader
+            self.given.discard(old)
+        self.members[member_id] = Member(offers, now, instance, join=token)
+        if old is None or self.phase != "stable" or self._elected() != self.protocol:
+            self._begin_rebalance(now)
+            return
+        self.members[member_id].join = None
+        visible = self._subscriptions() if member_id == self.leader else None
+        joined = (member_id, self.generation, self.protocol, visible)
+        self.answers.append(Answer(token, 0, *joined, skips_assignment=member_id == self.leader))
+
+    def describe(self, token: object) -> None:
+        """Return the subscription and assignment of each member while the group is stable."""
+        subscriptions = self._subscriptions() if self.phase == "stable" else {}
+        described = {one: (given, self.assignments.get(one, NOTHING)) for one, given in subscriptions.items()}
+        self.answers.append(Answer(token, described=described or None))
 
     def sync(
         self,
@@ -167,11 +213,17 @@ class Coordinator:
         self.phase, self.assignments = "syncing", {}
         self.protocol = self._elected()
         self.leader = self.leader if self.leader in self.members else next(iter(self.members))
-        subscriptions = {member_id: one.offers[self.protocol] for member_id, one in self.members.items()}
+        subscriptions = self._subscriptions()
         for member_id, one in self.members.items():
             visible = subscriptions if member_id == self.leader else None
             self.answers.append(Answer(one.join, 0, member_id, self.generation, self.protocol, visible))
             one.join, one.heard_at = None, now
+
+    def _has_offered(self, member_id: str, offers: Mapping[str, MemberSubscription]) -> bool:
+        return member_id in self.members and self.members[member_id].offers == offers
+
+    def _subscriptions(self) -> dict[str, MemberSubscription]:
+        return {member_id: one.offers[self.protocol] for member_id, one in self.members.items()}
 
     def _elected(self) -> str:
         """Return the strategy that most members prefer among those that all support."""

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from tailrace.core.group.assignors.strategies import are_cooperative, strategies_of
 from tailrace.core.group.classic.member import ClassicMember
 from tailrace.core.group.effects import (
+    DescribeGroup,
     Effect,
     FailMembership,
     FindPartitions,
     ForgetCoordinator,
     Release,
+    ReportAssignmentFault,
     ReportGroupError,
     SendHeartbeat,
     SendJoin,
@@ -29,6 +31,7 @@ from tailrace.core.group.error_reactions import GroupRequestKind, event_of
 from tailrace.core.group.events import (
     CoordinatorGone,
     GenerationLost,
+    GroupDescribed,
     GroupEvent,
     HeartbeatAnswered,
     HeartbeatOutcome,
@@ -96,6 +99,11 @@ class Consumer:
     """Partitions owned by the state machine at the last check."""
     heard_at: float = 0.0
     """Time at which the last acknowledged request was sent."""
+    instance_id: str | None = None
+    is_foreign: bool = False
+    """True for a member of a client that does not look up the assignments of others."""
+    fault: str = ""
+    """Fault of the assignment that the member has reported; empty if there is none."""
     beats: set[Identity] = field(default_factory=set)
     """Identities of heartbeats in flight."""
     is_stopped: bool = False
@@ -159,8 +167,8 @@ class World:
 
     # ---- consumers ---------------------------------------------------------------------------------------------
 
-    def start(self, topics: frozenset[str], offers: Collection[str]) -> Consumer:
-        """Start another member."""
+    def start(self, topics: frozenset[str], offers: Collection[str], instance_id: str | None = None) -> Consumer:
+        """Start another member; with ``instance_id``, a static one, which does not leave when it stops."""
         settings = MemberSettings(
             group_id="g",
             topics=topics,
@@ -170,11 +178,13 @@ class World:
             request_timeout_s=30,
             retry_first_s=0.1,
             retry_longest_s=1,
-            leaves_on_stop=True,
+            leaves_on_stop=instance_id is None,
+            instance_id=instance_id,
             stop_max_wait_s=self.session_s,
         )
         strategies = strategies_of(offers)
-        consumer = Consumer(ClassicMember(settings, strategies, lambda: 0.5), topics, are_cooperative(strategies))
+        machine = ClassicMember(settings, strategies, lambda: 0.5)
+        consumer = Consumer(machine, topics, are_cooperative(strategies), instance_id=instance_id)
         self.consumers.append(consumer)
         self.tell(consumer, StartMembership())
         return consumer
@@ -249,7 +259,7 @@ class World:
         letter.is_under_way = False
         match letter.effect:
             case SendJoin(member_id, offers):
-                self.coordinator.join(letter, member_id, dict(offers), self.now)
+                self.coordinator.join(letter, member_id, dict(offers), self.now, letter.sender.instance_id)
             case SendSync(identity, _, assignments):
                 self.coordinator.sync(letter, identity.member_id, identity.generation, assignments, self.now)
             case SendHeartbeat(identity):
@@ -260,6 +270,10 @@ class World:
                     assert all(self.owner_of.get(one, letter.sender) is letter.sender for one in partitions)
             case SendLeave(identity):
                 self.coordinator.leave(letter, identity.member_id, self.now)
+            case DescribeGroup() if letter.sender.is_foreign:
+                self.report(letter, GroupDescribed({}))
+            case DescribeGroup():
+                self.coordinator.describe(letter)
             case FindPartitions(topics):
                 letter.answer = PartitionsFound({topic: self.topics[topic] for topic in topics})
                 self.on_letter(letter)
@@ -278,6 +292,9 @@ class World:
             # After any other error, the commit is only retried.
             if isinstance(event, GenerationLost | MemberLost) and sender.machine.is_current(effect.identity):
                 self.tell(sender, event)
+        elif isinstance(effect, DescribeGroup) and not isinstance(event, GroupDescribed):
+            if sender.machine.awaits(effect):
+                self.tell(sender, GroupDescribed(None))
         elif sender.machine.awaits(effect):
             if isinstance(event, Synced):
                 self._heard(letter)
@@ -340,6 +357,8 @@ class World:
                     if isinstance(effect, Release) and effect.is_lost:
                         consumer.consuming.clear()
                     self.on_work(consumer)
+                case ReportAssignmentFault(_, fault):
+                    consumer.fault = fault
                 case ForgetCoordinator() | FailMembership() | ReportGroupError():
                     pass
                 case _:
@@ -354,9 +373,13 @@ class World:
     def _collect(self) -> None:
         """Send the responses of the coordinator."""
         for answer in self.coordinator.answers:
-            answer.token.answer = event_for(answer)
+            answer.token.answer = self._event_for(answer)
             self.on_letter(answer.token)
         self.coordinator.answers.clear()
+
+    def _event_for(self, answer: Answer) -> GroupEvent:
+        described = isinstance(answer.token.effect, DescribeGroup)
+        return GroupDescribed(answer.described, dict(self.topics)) if described else event_for(answer)
 
     def _heard(self, letter: Letter) -> None:
         letter.sender.heard_at = max(letter.sender.heard_at, letter.sent_at)
@@ -371,7 +394,9 @@ def event_for(answer: Answer) -> GroupEvent:
         return event_of(answer.error_code, ASKED[type(effect)])
     if isinstance(effect, SendJoin):
         joined = answer.member_id, answer.generation, answer.protocol
-        return JoinedAsFollower(*joined) if answer.members is None else JoinedAsLeader(*joined, answer.members, {})
+        if answer.members is None:
+            return JoinedAsFollower(*joined)
+        return JoinedAsLeader(*joined, answer.members, {}, answer.skips_assignment)
     if isinstance(effect, SendSync):
         return Synced(answer.assignment)
     return HeartbeatAnswered()

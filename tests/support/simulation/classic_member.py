@@ -8,6 +8,7 @@ from tailrace.core.group.classic.states import ClassicState
 from tailrace.core.group.events import (
     CoordinatorGone,
     GenerationLost,
+    GroupDescribed,
     GroupEvent,
     GroupHeartbeatAnswered,
     HeartbeatAnswered,
@@ -62,6 +63,7 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
         JoinedAsLeader("me", 7, "range", {"me": MemberSubscription(("t",))}, {}),
         PartitionsFound({"t": 2}),
         Synced(ASSIGNMENT),
+        GroupDescribed(None),
         TakenOver(),
         Released(),
         PartitionsChanged({"t": 2}),

@@ -77,6 +77,8 @@ class Vitals:
     broker_error: str = ""
     """Reason why the cluster or a group's coordinator is unreachable; empty while they are reachable."""
     is_rebalancing: bool = False
+    assignment_fault: str = ""
+    """Fault of a group's assignment, such as partitions without an owner; empty if there is none."""
     waiting: int = 0
     """Number of records that failed for good and block their lanes until another attempt or write succeeds."""
     unreadable: tuple[str, ...] = ()
@@ -139,6 +141,8 @@ def _brokers(vitals: Vitals, *, require_broker: bool) -> Check:
 def _group(vitals: Vitals, *, require_broker: bool) -> Check:
     if not vitals.was_assigned:
         return Check("group", "starting" if require_broker else "ok", "waits for its first assignment")
+    if vitals.assignment_fault:
+        return Check("group", "degraded", vitals.assignment_fault)
     if vitals.is_rebalancing:
         return Check("group", "ok", "rebalancing")
     return Check("group", "ok")

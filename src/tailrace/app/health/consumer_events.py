@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterable
 
 from tailrace.observe.events import (
+    AssignmentFaultFound,
+    AssignmentFaultResolved,
     ConnectionOpened,
     CoordinatorFound,
     CoordinatorLost,
@@ -29,6 +31,8 @@ class ConsumerEvents:
     def __init__(self, group_ids: Iterable[str]) -> None:
         self._unassigned_groups = set(group_ids)
         self._rebalancing: set[str] = set()
+        self._assignment_faults: dict[str, str] = {}
+        """Fault of the assignment of each group that has one."""
         self.assigned = asyncio.Event()
         self._unreachable = ""
         self._lost_coordinators: dict[str, str] = {}
@@ -47,6 +51,11 @@ class ConsumerEvents:
         """True while a group rebalances."""
         return bool(self._rebalancing)
 
+    @property
+    def assignment_fault(self) -> str:
+        """Fault of a group's assignment; empty if there is none."""
+        return next((f"group {one!r}: {fault}" for one, fault in self._assignment_faults.items()), "")
+
     def on_event(self, event: Event) -> None:
         """Update the state from an event of a consumer."""
         match event:
@@ -58,6 +67,8 @@ class ConsumerEvents:
                 self._rebalancing.add(group_id)
             case GroupJoined(group_id=group_id):
                 self._rebalancing.discard(group_id)
+            case AssignmentFaultFound() | AssignmentFaultResolved():
+                self._note_fault(event)
             case MetadataRefreshFailed(reason=reason):
                 self._unreachable = reason
             case ConnectionOpened():
@@ -68,3 +79,9 @@ class ConsumerEvents:
                 self._lost_coordinators.pop(group_id, None)
             case _:
                 pass
+
+    def _note_fault(self, event: AssignmentFaultFound | AssignmentFaultResolved) -> None:
+        if isinstance(event, AssignmentFaultFound):
+            self._assignment_faults[event.group_id] = event.reason
+        else:
+            self._assignment_faults.pop(event.group_id, None)

@@ -11,10 +11,16 @@ from typing import Protocol
 from tailrace.consumer.group.subscription_data import read_subscription, write_subscription
 from tailrace.core.group.effects import SendJoin, SendSync
 from tailrace.core.group.events import GroupEvent, JoinedAsFollower, JoinedAsLeader, Synced
+from tailrace.errors import MalformedMessageError
 from tailrace.protocol.classic_group import JoinGroupProtocol, JoinGroupResponse, SyncGroupAssignment
-from tailrace.protocol.member_metadata import decode_assignment, encode_assignment
+from tailrace.protocol.member_metadata import (
+    MemberAssignment,
+    MemberSubscription,
+    decode_assignment,
+    encode_assignment,
+)
 
-__all__ = ["ConsumerProtocol", "MemberProtocol"]
+__all__ = ["ConsumerProtocol", "MemberProtocol", "described_member"]
 
 
 class MemberProtocol(Protocol):
@@ -84,3 +90,11 @@ class ConsumerProtocol:
     def synced(self, assignment: bytes) -> Synced:
         """Return the event of the sync, with the assigned partitions."""
         return Synced(decode_assignment(assignment))
+
+
+def described_member(metadata: bytes, assignment: bytes, assignor: str) -> tuple[MemberSubscription, MemberAssignment]:
+    """Return the subscription and the assignment in the description of a member; empty ones if they are malformed."""
+    try:
+        return read_subscription(metadata, assignor), decode_assignment(assignment)
+    except MalformedMessageError:
+        return MemberSubscription(()), MemberAssignment(())

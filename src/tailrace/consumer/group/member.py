@@ -139,7 +139,7 @@ class _Membership:
         self._cluster = Cluster(config, self._observer)
         member = f"{config.client_id}-member-{next(_numbers)}"
         requests = GroupRequests(config, self._cluster, self._observer, member, protocol)
-        machine = ClassicMember(member_settings(config, frozenset()), protocol.strategies, random.random)
+        machine = ClassicMember(member_settings(config, topics=None), protocol.strategies, random.random)
         self._membership = MembershipLoop(config, machine, requests, self._cluster, self._observer, self)
         self._changed = asyncio.Condition()
         self._failure: TailraceError | None = None

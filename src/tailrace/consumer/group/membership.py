@@ -20,12 +20,15 @@ from tailrace.config import ConsumerConfig
 from tailrace.consumer.group.requests import GroupRequests, RequestEffect, outcome_of
 from tailrace.core.backoff import Backoff
 from tailrace.core.group.effects import (
+    DescribeGroup,
     Effect,
     FailMembership,
     FindPartitions,
     FindTopicNames,
     ForgetCoordinator,
+    Partitions,
     Release,
+    ReportAssignmentFault,
     ReportGroupError,
     SendGroupHeartbeat,
     SendHeartbeat,
@@ -49,7 +52,14 @@ from tailrace.core.group.events import (
 from tailrace.core.group.membership import MemberSettings, Membership
 from tailrace.errors import TailraceError
 from tailrace.net.cluster import Cluster
-from tailrace.observe.events import GroupJoined, GroupRequestFailed, RebalanceStarted, SessionExpired
+from tailrace.observe.events import (
+    AssignmentFaultFound,
+    AssignmentFaultResolved,
+    GroupJoined,
+    GroupRequestFailed,
+    RebalanceStarted,
+    SessionExpired,
+)
 from tailrace.observe.hooks import Observer
 
 __all__ = ["AssignmentOwner", "MembershipLoop", "member_settings"]
@@ -99,6 +109,8 @@ class MembershipLoop:
         self._loop = asyncio.get_running_loop()
         self._wakeup = AutoResetEvent()
         """Set when the state machine may have new effects."""
+        self._has_fault = False
+        """True from the event AssignmentFaultFound to AssignmentFaultResolved."""
         self._is_rebalancing = False
         """True from the event RebalanceStarted to the takeover that ends the rebalance."""
         self._waits_for_instance = False
@@ -147,6 +159,7 @@ class MembershipLoop:
                 self._perform_all(tasks)
                 await self._wakeup.wait(self._machine.next_deadline())
             self._perform_all(tasks)
+            self._report_fault(frozenset(), "")
             # Requests in flight are not awaited. A release in progress is awaited, so that it completes.
             while self._callback is not None:
                 await self._wakeup.wait()
@@ -165,7 +178,15 @@ class MembershipLoop:
 
     def _perform(self, effect: Effect, tasks: TaskGroup) -> None:
         match effect:
-            case SendJoin() | SendSync() | SendGroupHeartbeat() | FindPartitions() | FindTopicNames() | SendLeave():
+            case (
+                SendJoin()
+                | SendSync()
+                | SendGroupHeartbeat()
+                | FindPartitions()
+                | FindTopicNames()
+                | DescribeGroup()
+                | SendLeave()
+            ):
                 tasks.start_soon(self._request, effect)
             case SendHeartbeat():
                 tasks.start_soon(self._send_heartbeat, effect)
@@ -176,6 +197,8 @@ class MembershipLoop:
                 tasks.start_soon(self._call_owner, effect, scope)
             case ForgetCoordinator():
                 self._cluster.forget_coordinator(self._group_id, effect.reason)
+            case ReportAssignmentFault():
+                self._report_fault(effect.partitions, effect.fault)
             case ReportGroupError():
                 self._owner.report(effect.error)
             case FailMembership():
@@ -231,6 +254,14 @@ class MembershipLoop:
             self._rebalance_started(effect.reason)
         return event
 
+    def _report_fault(self, partitions: Partitions, fault: str) -> None:
+        if fault:
+            self._has_fault = True
+            self._observer.emit(AssignmentFaultFound(self._group_id, partitions, fault))
+        elif self._has_fault:
+            self._has_fault = False
+            self._observer.emit(AssignmentFaultResolved(self._group_id))
+
     def _rebalance_started(self, reason: str) -> None:
         """Emit RebalanceStarted once per rebalance, however many joins the rebalance takes."""
         if not self._is_rebalancing:
@@ -256,12 +287,21 @@ async def _event_after(work: Awaitable[None], event: GroupEvent) -> GroupEvent:
     return event
 
 
-def member_settings(config: ConsumerConfig, topics: frozenset[str], pattern: str | None = None) -> MemberSettings:
-    """Return the settings of a membership; the broker matches topic names against ``pattern`` (KIP-848)."""
+def member_settings(
+    config: ConsumerConfig, topics: frozenset[str] | None, pattern: str | None = None
+) -> MemberSettings:
+    """Return the settings of a membership.
+
+    Args:
+        config: options of the member.
+        topics: subscribed topics; None for a GroupMember.
+        pattern: regular expression that the broker matches against topic names (KIP-848).
+    """
     assert config.group_id is not None
     return MemberSettings(
         group_id=config.group_id,
-        topics=topics,
+        topics=topics or frozenset(),
+        has_subscription=topics is not None,
         session_timeout_s=config.session_timeout_ms / 1000,
         heartbeat_interval_s=config.heartbeat_interval_ms / 1000,
         rebalance_timeout_s=config.max_poll_interval_ms / 1000,

@@ -1,5 +1,7 @@
 """Requests of a group membership: each effect becomes one request, and each outcome becomes one event.
 
+A lookup of the whole group checks an assignment that the group has stored; see ``core.group.classic.steps``.
+
 Errors do not reach the membership as exceptions. ``core.group.error_reactions`` turns error codes into events. If the
 broker does not answer, the event is ``CoordinatorGone``. If a retry cannot resolve the error, the event is
 ``MembershipFailed``.
@@ -9,16 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import TypeAlias, TypeVar, assert_never
 from uuid import UUID
 
 import anyio
+from msgspec.structs import replace
 
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.error_reactions import ErrorReactions
-from tailrace.consumer.group.consumer_protocol import ConsumerProtocol, MemberProtocol
+from tailrace.consumer.group.consumer_protocol import ConsumerProtocol, MemberProtocol, described_member
 from tailrace.core.group.effects import (
+    DescribeGroup,
     FindPartitions,
     FindTopicNames,
     SendGroupHeartbeat,
@@ -30,6 +34,7 @@ from tailrace.core.group.effects import (
 from tailrace.core.group.error_reactions import INSTANCE_RELEASED, GroupRequestKind, error_of
 from tailrace.core.group.events import (
     CoordinatorGone,
+    GroupDescribed,
     GroupEvent,
     GroupHeartbeatAnswered,
     HeartbeatAnswered,
@@ -41,6 +46,7 @@ from tailrace.core.group.events import (
     PartitionsFound,
     RetryLater,
     SessionKnown,
+    Synced,
     TopicNamesFound,
 )
 from tailrace.core.group.join_limit import JoinLimit, ServerErrorLimit
@@ -50,10 +56,12 @@ from tailrace.errors import (
     AuthenticationError,
     BrokerConnectionError,
     BrokerError,
+    GroupAuthorizationFailedError,
     MalformedMessageError,
     RequestTimedOutError,
     TailraceError,
     UnsupportedVersionError,
+    broker_error,
 )
 from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
@@ -61,13 +69,22 @@ from tailrace.observe.events import GroupLeft, GroupRequestCompleted, GroupReque
 from tailrace.observe.hooks import Observer
 from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest, TopicIdPartitions
+from tailrace.protocol.member_metadata import MemberAssignment
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import FindCoordinatorRequest
+from tailrace.records import TopicPartition
 
 __all__ = ["GroupRequests", "RequestEffect", "outcome_of"]
 
 RequestEffect: TypeAlias = (
-    SendJoin | SendSync | SendHeartbeat | SendGroupHeartbeat | SendLeave | FindPartitions | FindTopicNames
+    SendJoin
+    | SendSync
+    | SendHeartbeat
+    | SendGroupHeartbeat
+    | SendLeave
+    | FindPartitions
+    | FindTopicNames
+    | DescribeGroup
 )
 """Effects that are performed by requests to brokers."""
 
@@ -76,8 +93,12 @@ ResponseT = TypeVar("ResponseT")
 _LEAVE_ATTEMPTS = 2
 _NOT_A_MEMBER = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND})
 """Error codes in the answer to a leave if the group has removed the member already."""
+_METADATA_ATTEMPTS = 3
+"""Number of metadata refreshes after which an assigned partition that no broker knows is taken as missing."""
 _RESEND_AFTER_SESSIONS = 2 / 3
 """Share of ``session_timeout_ms`` after which a join or sync without an answer is sent again."""
+_WITHOUT_CLASSIC_MEMBERS = {"Dead", "Empty"}
+"""States of a group without members of the classic protocol. A KIP-848 group, which the broker assigns, is "Dead"."""
 _GROUP_RESOURCE = 32
 """Resource type of a group in DescribeConfigs."""
 _SESSION_OPTION = "consumer.session.timeout.ms"
@@ -100,7 +121,7 @@ class GroupRequests:
         protocol: MemberProtocol | None = None,
     ) -> None:
         assert config.group_id is not None
-        self._protocol = protocol or ConsumerProtocol()
+        self._protocol, self._is_consumer = protocol or ConsumerProtocol(), protocol is None
         self._group_id, self._member = config.group_id, member
         self._config, self._cluster, self._observer = config, cluster, observer
         self._reactions = ErrorReactions(config)
@@ -151,6 +172,8 @@ class GroupRequests:
                 return await self._find_partitions(effect)
             case FindTopicNames():
                 return await self._find_topic_names(effect)
+            case DescribeGroup():
+                return await self._describe_group(effect)
             case _:
                 assert_never(effect)
 
@@ -274,7 +297,71 @@ class GroupRequests:
         answer = await self._send_held(coordinator, request, effect.timeout_s)
         if answer.error_code:
             return self._reactions.event_of(answer.error_code, GroupRequestKind.SYNC)
-        return self._protocol.synced(answer.assignment)
+        try:
+            synced = self._protocol.synced(answer.assignment)
+        except MalformedMessageError as error:
+            return Synced(MemberAssignment(()), fault=str(error))
+        return await self._with_missing(synced) if self._is_consumer else synced
+
+    async def _with_missing(self, synced: Synced) -> Synced:
+        """Return ``synced`` with the assigned partitions that do not exist, after refreshes of outdated metadata."""
+        entries = synced.assignment.assigned_partitions
+        assigned = frozenset(TopicPartition(one.topic, number) for one in entries for number in one.partitions)
+        missing = self._missing(assigned)
+        for _ in range(_METADATA_ATTEMPTS if missing else 0):
+            await self._cluster.refresh()
+            missing = self._missing(assigned)
+            if not missing:
+                break
+        return replace(synced, missing=missing)
+
+    def _missing(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
+        """Return the partitions that the metadata lacks, without those of topics that the member does not watch."""
+        topology = self._cluster.topology
+        return frozenset(
+            one
+            for one in partitions
+            if topology.errors.get(one.topic) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            or (one.topic in topology.topics and topology.leader(one) is None)
+        )
+
+    async def _describe_group(self, effect: DescribeGroup) -> GroupDescribed:
+        """Request the subscription and assignment of each member; the group answers them only while it is stable."""
+        # Most consumers never send this request, so its classes are not created at their start.
+        from tailrace.protocol.group_descriptions import DescribeGroupsRequest  # noqa: PLC0415
+
+        try:
+            coordinator = await self._coordinator()
+            (group,) = (await coordinator.send(DescribeGroupsRequest((self._group_id,)))).groups
+            if group.error_code == ErrorCode.GROUP_ID_NOT_FOUND or group.group_state in _WITHOUT_CLASSIC_MEMBERS:
+                return GroupDescribed({})
+            if group.error_code:
+                raise broker_error(group.error_code, f"describing group {self._group_id!r}")
+            if group.group_state != "Stable":
+                return GroupDescribed(None)
+            members = {
+                one.member_id: described_member(one.metadata, one.assignment, effect.protocol) for one in group.members
+            }
+            topics = frozenset(topic for subscription, _ in members.values() for topic in subscription.topics)
+            return GroupDescribed(members, await self._partition_counts(topics))
+        except GroupAuthorizationFailedError as error:
+            self._observer.emit(GroupRequestFailed(self._group_id, "DescribeGroup", str(error), "continuing"))
+            return GroupDescribed({})
+        except TailraceError as error:
+            self._observer.emit(GroupRequestFailed(self._group_id, "DescribeGroup", str(error), "retrying"))
+            return GroupDescribed(None)
+
+    async def _partition_counts(self, topics: frozenset[str]) -> Mapping[str, int]:
+        """Return the partition counts of topics, some of which this member may not subscribe to."""
+        topology = self._cluster.topology
+        if not all(topic in topology.topics or topic in topology.errors for topic in topics):
+            token = object()
+            self._cluster.watch(token, topics)
+            try:
+                await self._cluster.refresh()
+            finally:
+                self._cluster.unwatch(token)
+        return self._cluster.topology.partition_counts(topics)
 
     async def _heartbeat(self, effect: SendHeartbeat) -> GroupEvent:
         """Send a heartbeat, with a timeout so short that another heartbeat can be sent before the session ends."""

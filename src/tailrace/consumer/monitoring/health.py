@@ -5,6 +5,8 @@ from __future__ import annotations
 from tailrace.consumer.monitoring.status import ConsumerHealth
 from tailrace.errors import TailraceError
 from tailrace.observe.events import (
+    AssignmentFaultFound,
+    AssignmentFaultResolved,
     ConnectionOpened,
     CoordinatorFound,
     CoordinatorLost,
@@ -22,7 +24,7 @@ class HealthTracker:
     """Hook that receives every event of one consumer and keeps the consumer's latest state."""
 
     def __init__(self) -> None:
-        self._unreachable_reason = self._coordinator_lost_reason = ""
+        self._unreachable_reason = self._coordinator_lost_reason = self._assignment_fault = ""
         self._was_assigned = self._is_rebalancing = False
 
     def on_event(self, event: Event) -> None:
@@ -34,6 +36,10 @@ class HealthTracker:
                 self._is_rebalancing = True
             case GroupJoined():
                 self._is_rebalancing = False
+            case AssignmentFaultFound(reason=reason):
+                self._assignment_fault = reason
+            case AssignmentFaultResolved():
+                self._assignment_fault = ""
             case MetadataRefreshFailed(reason=reason):
                 self._unreachable_reason = reason
             case ConnectionOpened():
@@ -53,7 +59,8 @@ class HealthTracker:
             return ConsumerHealth(status="failed", detail=str(failure))
         if is_member and not self._was_assigned:
             return ConsumerHealth(status="starting", detail=self._trouble or "joining the group")
-        detail = self._trouble or ("the group is rebalancing" if is_member and self._is_rebalancing else "")
+        rebalancing = "the group is rebalancing" if is_member and self._is_rebalancing else ""
+        detail = self._trouble or self._assignment_fault or rebalancing
         return ConsumerHealth(
             status="degraded" if detail else "ok",
             detail=detail,

@@ -18,6 +18,7 @@ from tailrace.records import TopicPartition
 from tailrace.values import Value
 
 __all__ = [
+    "DescribeGroup",
     "Effect",
     "FailMembership",
     "FindPartitions",
@@ -25,6 +26,7 @@ __all__ = [
     "ForgetCoordinator",
     "Partitions",
     "Release",
+    "ReportAssignmentFault",
     "ReportGroupError",
     "SendGroupHeartbeat",
     "SendHeartbeat",
@@ -101,6 +103,13 @@ class FindPartitions(Value):
     topics: frozenset[str]
 
 
+class DescribeGroup(Value):
+    """Lookup of the subscription and assignment of each member, as the coordinator has stored them."""
+
+    protocol: str
+    """Assignor of the generation, which decides how subscriptions are read."""
+
+
 class TakeOver(Value):
     """Takeover of assigned partitions: find their start positions, call the application's callbacks, then fetch."""
 
@@ -132,6 +141,14 @@ class ForgetCoordinator(Value):
     reason: str
 
 
+class ReportAssignmentFault(Value):
+    """Fault of the group's assignment, such as partitions without an owner; the membership continues."""
+
+    partitions: Partitions
+    fault: str
+    """Description of the fault; empty if the fault that was last reported is over."""
+
+
 class ReportGroupError(Value):
     """Error that the application's next poll raises; the membership continues."""
 
@@ -152,9 +169,11 @@ Effect: TypeAlias = (
     | SendLeave
     | FindPartitions
     | FindTopicNames
+    | DescribeGroup
     | TakeOver
     | Release
     | ForgetCoordinator
+    | ReportAssignmentFault
     | ReportGroupError
     | FailMembership
 )

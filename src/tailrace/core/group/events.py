@@ -18,6 +18,7 @@ from tailrace.values import Value
 __all__ = [
     "CoordinatorGone",
     "GenerationLost",
+    "GroupDescribed",
     "GroupEvent",
     "GroupHeartbeatAnswered",
     "HeartbeatAnswered",
@@ -80,7 +81,7 @@ class StopDue(GroupEvent):
 
 
 class JoinDue(GroupEvent):
-    """The pause before a join is over; created by ``Membership.handle_timer``."""
+    """A join is due, at once or after a pause; created by ``Membership.handle_timer``."""
 
 
 class MemberIdAssigned(GroupEvent):
@@ -125,6 +126,19 @@ class Synced(GroupEvent):
     """The coordinator answered the sync with the partitions of this member."""
 
     assignment: MemberAssignment
+    missing: frozenset[TopicPartition] = frozenset()
+    """Assigned partitions that do not exist, according to metadata received after the assignment."""
+    fault: str = ""
+    """Reason why the assignment could not be read, for which it is empty; empty if it was read."""
+
+
+class GroupDescribed(GroupEvent):
+    """The coordinator returned the subscription and assignment of each member, or the lookup failed."""
+
+    members: Mapping[str, tuple[MemberSubscription, MemberAssignment]] | None
+    """By member id; empty if the group has no classic members, None if the group rebalances or the lookup failed."""
+    counts: Mapping[str, int] = msgspec.field(default_factory=dict)
+    """Partition counts of the members' topics; topics that do not exist are left out."""
 
 
 class TakenOver(GroupEvent):

@@ -45,6 +45,8 @@ class MemberSettings:
     """Longest time for which a stop waits for the end of a rebalance; until then, the group accepts no commits."""
     instance_id: str | None = None
     """``group_instance_id`` of a static member; None for other members."""
+    has_subscription: bool = True
+    """False for a GroupMember, whose assignment is a placeholder that does not depend on topics."""
     rack: str | None = None
     """``client_rack``, for rack-aware assignors."""
     pattern: str | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from msgspec.structs import replace
 
 from tailrace.core.group import events as membership_events
 from tailrace.core.group.classic.member import TABLE, ClassicMember
@@ -299,50 +298,6 @@ def test_leader_told_to_skip_the_assignment_assigns_nothing():
     assert one.state is ClassicState.STABLE
     effects_after(one, PartitionsChanged({"t": 4}))
     assert one.state is ClassicState.RELEASING
-
-
-def assigned_by_leader(counts, **instances):
-    """Return the assignments that a leader sends with its sync."""
-    one = member_in(ClassicState.JOINING)
-    effects_after(one, JoinedAsLeader("me", 7, "range", TWO, instances))
-    (sync,) = effects_after(one, PartitionsFound(counts))
-    return sync.assignments
-
-
-@pytest.mark.parametrize(("before", "state"), [(3, ClassicState.STABLE), (2, ClassicState.RELEASING)])
-def test_returning_leader_detects_changes_since_its_assignment(before, state):
-    """A returning leader assigns partitions that were added while it was away as soon as the metadata shows them."""
-    digest = assigned_by_leader({"t": before}, me="one")["me"]
-    one = member_in(ClassicState.JOINING)
-    effects_after(
-        one, JoinedAsLeader("me", 7, "range", TWO, {"me": "one"}, skip_assignment=True), PartitionsFound({"t": 3})
-    )
-
-    effects_after(one, Synced(digest), TakenOver(), PartitionsChanged({"t": 3}))
-
-    assert one.state is state
-
-
-@pytest.mark.parametrize("digest", [None, b"", b"what another client wrote"])
-def test_returning_leader_ignores_user_data_of_other_clients(digest):
-    """A returning leader without a digest of its own takes the current partition counts as assigned."""
-    one = member_in(ClassicState.JOINING)
-    effects_after(
-        one, JoinedAsLeader("me", 7, "range", TWO, {"me": "one"}, skip_assignment=True), PartitionsFound({"t": 3})
-    )
-
-    effects_after(one, Synced(replace(ASSIGNMENT, user_data=digest)), TakenOver(), PartitionsChanged({"t": 3}))
-
-    assert one.state is ClassicState.STABLE
-
-
-def test_only_a_static_leader_stores_a_digest():
-    """Only a static leader, which may return, stores a digest of the partition counts."""
-    static = assigned_by_leader({"t": 2}, me="one", other="two")
-    dynamic = assigned_by_leader({"t": 2}, other="two")
-
-    assert [name for name, given in static.items() if given.user_data] == ["me"]
-    assert not any(given.user_data for given in dynamic.values())
 
 
 # ---- failed joins ----------------------------------------------------------------------------------------------
@@ -692,7 +647,8 @@ def test_subscription_changed_during_a_join_causes_another(state):
     (join,) = effects_of(one)
     assert join.subscriptions[0][1].topics == ("u",)
     effects_after(one, JoinedAsFollower("me", 8, "range"))
-    assert isinstance(effects_after(one, Synced(ASSIGNMENT))[0], TakeOver)
+    assigned = MemberAssignment((OwnedPartitions("u", (0,)),))
+    assert isinstance(effects_after(one, Synced(assigned))[0], TakeOver)
 
 
 def test_join_carries_the_last_assignment():

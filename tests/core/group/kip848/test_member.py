@@ -23,6 +23,7 @@ from tailrace.core.group.effects import (
 from tailrace.core.group.events import (
     CoordinatorGone,
     GenerationLost,
+    GroupDescribed,
     GroupEvent,
     GroupHeartbeatAnswered,
     HeartbeatAnswered,
@@ -87,6 +88,7 @@ def parts(*names: str) -> frozenset[TopicPartition]:
 EVENTS: dict[type[GroupEvent], GroupEvent] = {
     type(one): one
     for one in (
+        GroupDescribed(None),
         StartMembership(),
         Resubscribed(frozenset("u")),
         JoinDue(),

@@ -1,16 +1,12 @@
 """Leader of a classic generation: computes the assignment and detects when it is outdated.
 
-After a static leader restarts, the group keeps its assignment and the leader must send none (KIP-814). The restarted
-leader does not know on which partition counts that assignment is based. A static leader therefore stores a digest of
-the partition counts in the user data of its own assignment, which it receives again after a restart.
+After a static leader restarts, the group keeps its assignment and the leader must send none (KIP-814). Every static
+member that starts checks the assignment that the group has kept; see ``core.group.classic.steps``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from hashlib import blake2b
-
-from msgspec.structs import replace
 
 from tailrace.core.group.assignors.range_and_roundrobin import SubscribedMember
 from tailrace.core.group.assignors.strategies import Strategy, checked_assignment
@@ -20,9 +16,6 @@ from tailrace.records import TopicPartition
 
 __all__ = ["GroupLeader", "by_topic"]
 
-_DIGEST_PREFIX = b"assigned from "
-"""Prefix of the digests that tailrace writes; user data without the prefix was written by another client."""
-
 
 class GroupLeader:
     """Leader of one generation."""
@@ -30,7 +23,9 @@ class GroupLeader:
     def __init__(self, joined: JoinedAsLeader, strategy: Strategy) -> None:
         self._joined, self._strategy = joined, strategy
         self._counts: Mapping[str, int] = {}
-        """Partition counts on which the assignment is based; empty if they are unknown or have changed since."""
+        """Partition counts on which the assignment is based."""
+        self.is_withholding = False
+        """True if the assignment lacks partitions that their owners have to release first (KIP-429)."""
         self.topics = frozenset(topic for subscription in joined.members.values() for topic in subscription.topics)
         """Topics of all members; the leader watches their partition counts."""
 
@@ -50,19 +45,8 @@ class GroupLeader:
             _as_subscribed(m, subscription, instances.get(m)) for m, subscription in self._joined.members.items()
         ]
         partitions = checked_assignment(self._strategy, members, found.counts, found.racks)
-        assigned = {member: MemberAssignment(by_topic(partitions.get(member, ()))) for member in self._joined.members}
-        if (me := self._joined.member_id) in instances:
-            assigned[me] = replace(assigned[me], user_data=_digest_of(found.counts))
-        return assigned
-
-    def check_digest(self, mine: MemberAssignment) -> None:
-        """Compare the digest in ``mine``, this member's own assignment, with the current partition counts.
-
-        If the counts have changed since the digest was written, the assignment is outdated.
-        """
-        digest = bytes(mine.user_data or b"")
-        if digest.startswith(_DIGEST_PREFIX) and digest != _digest_of(self._counts):
-            self._counts = {}
+        self.is_withholding = sum(map(len, partitions.values())) < sum(found.counts.values())
+        return {member: MemberAssignment(by_topic(partitions.get(member, ()))) for member in self._joined.members}
 
     def is_outdated_by(self, counts: Mapping[str, int]) -> bool:
         """Return True if partition counts of the members' topics have changed since the assignment.
@@ -71,11 +55,6 @@ class GroupLeader:
         """
         assigned = {topic: self._counts.get(topic, 0) for topic in self.topics}
         return any(counts.get(topic, before) != before for topic, before in assigned.items())
-
-
-def _digest_of(counts: Mapping[str, int]) -> bytes:
-    """Return a digest of partition counts; its size does not depend on the number of topics."""
-    return _DIGEST_PREFIX + blake2b(repr(sorted(counts.items())).encode(), digest_size=8).digest()
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> tuple[OwnedPartitions, ...]:

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tailrace.core.group.assignors.strategies import Strategy
-from tailrace.core.group.classic.states import OVER, ClassicState
+from tailrace.core.group.classic.states import ASSIGNED, OVER, ClassicState
 from tailrace.core.group.classic.steps import ClassicSteps
 from tailrace.core.group.effects import Effect, SendHeartbeat
 from tailrace.core.group.events import (
     CoordinatorGone,
     GenerationLost,
+    GroupDescribed,
     GroupEvent,
     HeartbeatAnswered,
     HeartbeatOutcome,
@@ -77,7 +78,7 @@ class ClassicMember(ClassicSteps):
 
     def awaits(self, effect: Effect) -> bool:
         """Return True if the member awaits the outcome of ``effect``."""
-        return effect is self._awaited or effect is self._takeover
+        return any(effect is one for one in (self._awaited, self._takeover, self._lookup))
 
     def receive(self, event: GroupEvent, now: float) -> None:
         """Handle an event.
@@ -94,14 +95,17 @@ class ClassicMember(ClassicSteps):
             self._awaited = None
 
     def handle_timer(self, now: float) -> None:
-        """Perform all that is due: the end of the session, the end of the wait of a stop, a join, a heartbeat."""
+        """Perform all that is due: the ends of the session and of the wait of a stop, a join, a lookup, a heartbeat."""
         if self.is_member and self._heartbeat.session_expired(now):
             self.receive(SessionOver(f"no heartbeat was acknowledged for {self._heartbeat.age_s(now):.1f} s"), now)
             return
         if self._stop_at is not None and now >= self._stop_at:
             self.receive(StopDue(), now)
-        if self.state is ClassicState.WAITING and now >= self._join_at:
+        is_join_due = (at := self._next_join_at) is not None and now >= at
+        if is_join_due:
             self.receive(JoinDue(), now)
+        elif self.state in ASSIGNED and self._describe_at is not None and now >= self._describe_at:
+            self.describe_group()
         if self.is_member and self._heartbeat.should_heartbeat(now):
             self._heartbeat.note_sent(now)
             self._effects.append(SendHeartbeat(self.identity, self._settings.session_timeout_s / 3))
@@ -110,7 +114,15 @@ class ClassicMember(ClassicSteps):
         """Return the time at which ``handle_timer`` is due; None for never."""
         due = [self._heartbeat.next_at] if self.is_member else []
         due += [] if self._stop_at is None else [self._stop_at]
-        return min([*due, self._join_at] if self.state is ClassicState.WAITING else due, default=None)
+        due += [] if (at := self._next_join_at) is None else [at]
+        due += [] if self.state not in ASSIGNED or self._describe_at is None else [self._describe_at]
+        return min(due, default=None)
+
+    @property
+    def _next_join_at(self) -> float | None:
+        if self.state in ASSIGNED:
+            return self._rejoin_at
+        return self._join_at if self.state is ClassicState.WAITING else None
 
     def _handle_heartbeat_outcome(self, event: HeartbeatOutcome, now: float) -> None:
         if event.identity != self.identity or not self.is_member:
@@ -135,7 +147,7 @@ def _rows() -> Iterator[Row[Any, ClassicState, Any]]:
     state, step = ClassicState, ClassicSteps
     loss_events = (GenerationLost, MemberLost, SessionOver)
     joining_states = (state.JOINING, state.LEADING, state.SYNCING)
-    assigned_states = (state.TAKING_OVER, state.STABLE)
+    assigned_states = ASSIGNED
     waiting_or_joining_states = (state.WAITING, *joining_states)
     heartbeat_states = (state.WAITING, *assigned_states, state.RELEASING, state.CLOSING)
     all_but_stable = all_but(state, state.STABLE)
@@ -164,8 +176,10 @@ def _rows() -> Iterator[Row[Any, ClassicState, Any]]:
     yield Row((state.TAKING_OVER,), TakenOver, step.complete_takeover, state.STABLE)
     yield Row(waiting_or_joining_states, TakenOver, step.complete_takeover)
     yield Row((state.STABLE,), PartitionsChanged, step.check_partition_counts, None, (state.RELEASING, state.WAITING))
-    yield Row(all_but_stable, PartitionsChanged, step.ignore)
-    yield Row(assigned_states, RebalanceCalled, step.follow_rebalance, state.RELEASING, (state.WAITING,))
+    yield Row(all_but_stable, (PartitionsChanged, PollingStalled), step.ignore)
+    yield Row(assigned_states, GroupDescribed, step.check_owners)
+    yield Row(all_but(state, *assigned_states), GroupDescribed, step.ignore)
+    yield Row(assigned_states, (RebalanceCalled, JoinDue), step.follow_rebalance, state.RELEASING, (state.WAITING,))
     yield Row(assigned_states, Resubscribed, step.rejoin_with_topics, state.RELEASING, (state.WAITING,))
     yield Row((*assigned_states, state.RELEASING), loss_events, step.report_loss, state.RELEASING)
     yield Row((state.RELEASING,), Released, step.rejoin, state.WAITING)
@@ -174,7 +188,6 @@ def _rows() -> Iterator[Row[Any, ClassicState, Any]]:
     yield Row(heartbeat_states, RetryLater, step.retry_heartbeat)
     # The application does not poll.
     yield Row((state.STABLE,), PollingStalled, step.leave_until_polled, state.STEPPING_AWAY)
-    yield Row(all_but_stable, PollingStalled, step.ignore)
     yield Row((state.STEPPING_AWAY,), PollingResumed, step.note_polling)
     yield Row((state.STEPPING_AWAY,), Released, step.wait_for_polling, state.AWAY, (state.WAITING,))
     yield Row((state.AWAY,), PollingResumed, step.schedule_join, state.WAITING)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["ALIVE", "OVER", "OWNING", "REJOINING", "ClassicState"]
+__all__ = ["ALIVE", "ASSIGNED", "OVER", "OWNING", "REJOINING", "ClassicState"]
 
 
 class ClassicState(StrEnum):
@@ -49,6 +49,9 @@ ALIVE = frozenset(
     }
 )
 """States in which the member is in a generation of the group, whether it owns partitions or not."""
+
+ASSIGNED = (ClassicState.TAKING_OVER, ClassicState.STABLE)
+"""States in which the member has an assignment and no release or join is due."""
 
 OWNING = frozenset({ClassicState.TAKING_OVER, ClassicState.STABLE, ClassicState.RELEASING})
 """States in which a loss is reported to the application's callbacks even if the member owns no partition."""

@@ -5,23 +5,32 @@ They keep their partitions during a join; if the new assignment lacks some of th
 
 A *takeover* begins with the effect ``TakeOver`` and ends with the event ``TakenOver``; a *release* begins with the
 effect ``Release`` and ends with the event ``Released``.
+
+A static member that restarts gets the assignment that the group has stored for its instance id, without a rebalance
+(KIP-345). This assignment may be outdated: the member may subscribe to other topics now, and before the restart it may
+have been about to release partitions and join again, so that the group would assign them to other members. A static
+member that starts therefore looks up the subscriptions and assignments of all members, and joins again if a partition
+has no owner. A leader that withholds partitions, because other members have to release them first, repeats the lookup
+until the next rebalance: an owner that is a static member of another client may restart, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tailrace.core.backoff import Backoff
 from tailrace.core.group.assignors.strategies import Strategy, are_cooperative
 from tailrace.core.group.classic.leader import GroupLeader, by_topic
 from tailrace.core.group.classic.states import ALIVE, OWNING, REJOINING, ClassicState
 from tailrace.core.group.effects import (
+    DescribeGroup,
     Effect,
     FailMembership,
     FindPartitions,
     ForgetCoordinator,
     Partitions,
     Release,
+    ReportAssignmentFault,
     ReportGroupError,
     SendJoin,
     SendLeave,
@@ -31,8 +40,10 @@ from tailrace.core.group.effects import (
 from tailrace.core.group.events import (
     CoordinatorGone,
     GenerationLost,
+    GroupDescribed,
     GroupEvent,
     Identity,
+    JoinDue,
     JoinedAsFollower,
     JoinedAsLeader,
     MemberIdAssigned,
@@ -54,7 +65,12 @@ from tailrace.errors import RebalanceError, TailraceError
 from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
 from tailrace.records import TopicPartition
 
-__all__ = ["ClassicSteps"]
+__all__ = ["ClassicSteps", "unowned_partitions"]
+
+_MOST_REJOINS = 5
+"""Number of joins after which a member accepts that the group leaves partitions without an owner."""
+_MOST_LISTED = 3
+"""Maximum number of partitions that a text lists."""
 
 
 class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
@@ -102,6 +118,19 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         """State of the leader; None if another member leads the generation."""
         self._failures = 0
         """Number of failures since the last assignment, for the backoff."""
+        self._is_unchecked = False
+        """True from the join of a starting static member until a lookup shows that every partition has an owner."""
+        self._lookup: DescribeGroup | None = None
+        """Lookup whose outcome is awaited, or None."""
+        self._describe_at: float | None = None
+        """Time of the next lookup while the member is assigned; None for never."""
+        self._rejoin_at: float | None = None
+        """Time at which the member joins again because of a fault, while it is assigned; None for never."""
+        self._faults = 0
+        """Number of faults of the assignment since the last assignment without a fault, for the backoff."""
+        self._fault_backoff = Backoff(settings.heartbeat_interval_s, settings.session_timeout_s)
+        """Pauses before joins after repeated faults; each rebalance concerns the whole group."""
+        self._has_reported_fault = False
         self._has_polled_again = False
         """True if the application has polled since its partitions were reported as lost for lack of polls."""
         self._join_at = 0.0
@@ -135,7 +164,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
 
     def join(self, _event: GroupEvent, _now: float) -> ClassicState | None:
         """Send a join that contains the owned partitions, or first release the partitions of unsubscribed topics."""
-        if unwanted := frozenset(one for one in self.owned if one.topic not in self._topics):
+        if unwanted := self.owned - self._usable(self.owned):
             return self._release(unwanted)
         self._send_join()
         return None
@@ -172,30 +201,58 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
     def apply_assignment(self, event: Synced, now: float) -> ClassicState | None:
         """Release the revoked partitions, or take over the added partitions if none is revoked.
 
-        A member that is stopping closes instead. A member whose subscription has changed since the join joins again.
+        A member that is stopping closes instead. A member whose subscription has changed since the join joins again,
+        and so does a member that was assigned partitions that it cannot read.
         """
         self._failures = 0
+        self._lookup = self._describe_at = self._rejoin_at = None
         if self._stop_at is not None:
             return self._close()
-        if self._leader is not None:
-            self._leader.check_digest(event.assignment)
-        assignment = event.assignment.assigned_partitions
-        assigned = frozenset(TopicPartition(one.topic, p) for one in assignment for p in one.partitions)
-        if self._topics != self._joined_topics and not self.owned:
+        everything = _partitions_of(event.assignment)
+        assigned = self._usable(everything - event.missing)
+        has_new_topics = self._topics != self._joined_topics
+        if has_new_topics and not self.owned:
             # The member takes over no partition of the old subscription, so it has none to release before it joins.
             return self._wait_until(now)
-        self._last_assignment = (assignment, self._generation)
+        self._last_assignment = (by_topic(assigned), self._generation)
+        has_fault = not has_new_topics and self._has_fault(event, everything - assigned, now)
+        if has_fault and self._faults == 1 and not self._is_cooperative:
+            # The join is due now, for which an eager member would have to release the partitions again.
+            return self._wait_until(now)
         revoked = self.owned - assigned
         self.owned |= assigned
         if revoked:
             self._reason = "partitions were revoked"
             return self._release(revoked)
-        if self._topics != self._joined_topics:
+        if has_new_topics:
             return self._start_rejoin(now)
         kept = assigned & self._ready
         self._takeover = TakeOver(assigned - kept, kept, self.identity, self._protocol, self._leader is not None)
         self._effects.append(self._takeover)
         return None
+
+    def describe_group(self) -> None:
+        """Look up the subscriptions and assignments of all members."""
+        self._describe_at, self._lookup = None, DescribeGroup(self._protocol)
+        self._effects.append(self._lookup)
+
+    def check_owners(self, event: GroupDescribed, now: float) -> None:
+        """Schedule a join if a partition has no owner, or another lookup if its owner has yet to release it."""
+        self._lookup = None
+        if event.members is None:
+            self._describe_at = now + self._settings.heartbeat_interval_s
+            return
+        is_cooperative = self._strategies[self._protocol].is_cooperative
+        unowned, withheld = unowned_partitions(event.members.values(), event.counts, is_cooperative=is_cooperative)
+        if unowned:
+            self._note_fault(unowned, f"no member is assigned {_listed(unowned)}", now)
+            if self._faults > _MOST_REJOINS:
+                self._rejoin_at = None
+        elif withheld:
+            self._describe_at = now + self._settings.heartbeat_interval_s
+        else:
+            self._is_unchecked = False
+            self._note_no_fault()
 
     def complete_takeover(self, _event: GroupEvent, _now: float) -> None:
         """Mark the added partitions of the takeover as ready."""
@@ -203,9 +260,10 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._ready |= self._takeover.added
         self._takeover = None
 
-    def follow_rebalance(self, event: RebalanceCalled, now: float) -> ClassicState:
-        """Join the next generation, because the group rebalances."""
-        self._reason = event.reason
+    def follow_rebalance(self, event: RebalanceCalled | JoinDue, now: float) -> ClassicState:
+        """Join the next generation, because the group rebalances, or because of a fault of the assignment."""
+        if isinstance(event, RebalanceCalled):
+            self._reason = event.reason
         return self._start_rejoin(now)
 
     def rejoin_with_topics(self, event: Resubscribed, now: float) -> ClassicState:
@@ -331,6 +389,43 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
+    def _usable(self, partitions: Partitions) -> Partitions:
+        """Return the partitions of subscribed topics."""
+        if not self._settings.has_subscription:
+            return partitions
+        return frozenset(one for one in partitions if one.topic in self._topics)
+
+    def _has_fault(self, event: Synced, refused: Partitions, now: float) -> bool:
+        """Schedule a join and return True if this member cannot read its assignment; schedule a lookup if it is due."""
+        missing = refused & event.missing
+        if event.fault:
+            self._note_fault(refused, f"the assignment cannot be read: {event.fault}", now)
+        elif missing:
+            self._note_fault(refused, f"this member is assigned {_listed(missing)}, which do not exist", now)
+        elif refused:
+            topics = ", ".join(sorted({one.topic for one in refused})[:_MOST_LISTED])
+            self._note_fault(refused, f"this member is assigned partitions of {topics} without a subscription", now)
+        elif self._is_unchecked:
+            self._describe_at = now
+        else:
+            self._note_no_fault()
+            if self._leader is not None and self._leader.is_withholding:
+                self._describe_at = now + self._settings.heartbeat_interval_s
+        return self._rejoin_at is not None
+
+    def _note_fault(self, partitions: Partitions, fault: str, now: float) -> None:
+        """Report a fault of the assignment, and schedule a join: at once, or after a pause if the fault is repeated."""
+        self._reason, self._has_reported_fault = fault, True
+        self._effects.append(ReportAssignmentFault(partitions, fault))
+        self._rejoin_at = now + (self._fault_backoff.pause_s(self._faults, self._chance()) if self._faults else 0.0)
+        self._faults += 1
+
+    def _note_no_fault(self) -> None:
+        self._faults = 0
+        if self._has_reported_fault:
+            self._has_reported_fault = False
+            self._effects.append(ReportAssignmentFault(frozenset(), ""))
+
     def _start_rejoin(self, now: float) -> ClassicState:
         """Schedule a join for ``now``; a member that is not cooperative first releases all partitions."""
         return self._wait_until(now) if self._is_cooperative else self._release(self.owned)
@@ -389,6 +484,9 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
 
     def _send_join(self) -> None:
         self._joined_topics = self._topics
+        # Without a member id, a static member may replace a former one and get its assignment.
+        is_starting = self._settings.instance_id is not None and not self._member_id
+        self._is_unchecked |= is_starting and self._settings.has_subscription
         subscription = MemberSubscription(
             tuple(sorted(self._topics)),
             owned_partitions=by_topic(self.owned),
@@ -402,3 +500,31 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
 
     def _send_sync(self, assignments: Mapping[str, MemberAssignment]) -> None:
         self._emit_awaited(SendSync(self.identity, self._protocol, assignments, self._settings.max_wait_s))
+
+
+def unowned_partitions(
+    members: Collection[tuple[MemberSubscription, MemberAssignment]], counts: Mapping[str, int], *, is_cooperative: bool
+) -> tuple[Partitions, Partitions]:
+    """Return the subscribed partitions without an owner, and those that a member has to release first (KIP-429).
+
+    The owner of a partition of the second kind has listed it in its subscription, and is about to release it and join
+    again. A restart of the owner replaces its subscription, so that the partition has no owner any more.
+    """
+    subscribed = frozenset(topic for subscription, _ in members for topic in subscription.topics)
+    unassigned = {TopicPartition(topic, n) for topic in subscribed for n in range(counts.get(topic, 0))}
+    withheld: set[TopicPartition] = set()
+    for subscription, assignment in members:
+        unassigned -= {one for one in _partitions_of(assignment) if one.topic in subscription.topics}
+        if is_cooperative:
+            withheld |= {TopicPartition(one.topic, p) for one in subscription.owned_partitions for p in one.partitions}
+    return frozenset(unassigned - withheld), frozenset(unassigned & withheld)
+
+
+def _partitions_of(assignment: MemberAssignment) -> Partitions:
+    return frozenset(TopicPartition(one.topic, p) for one in assignment.assigned_partitions for p in one.partitions)
+
+
+def _listed(partitions: Partitions) -> str:
+    """Return the first of ``partitions`` as text, and the number of the others."""
+    text = ", ".join(map(str, sorted(partitions)[:_MOST_LISTED]))
+    return f"{text} and {len(partitions) - _MOST_LISTED} more" if len(partitions) > _MOST_LISTED else text
