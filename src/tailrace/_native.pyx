@@ -10,6 +10,7 @@ cimport cython
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.list cimport PyList_AsTuple
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
@@ -75,7 +76,7 @@ cdef inline object nullable_bytes(Cursor* cursor):
 
 
 cdef object headers_of(Cursor* cursor, int64_t count):
-    """Read ``count`` headers as a list of (name, value).
+    """Read ``count`` headers as a tuple of (name, value).
 
     Brokers accept any bytes as the name of a header. As in Java's client, bytes that are not UTF-8 become U+FFFD.
     """
@@ -90,7 +91,7 @@ cdef object headers_of(Cursor* cursor, int64_t count):
         cursor.at += length
         headers.append((name, nullable_bytes(cursor)))
         count -= 1
-    return headers
+    return PyList_AsTuple(headers)
 
 
 cdef inline int64_t plus(int64_t base, int64_t delta) noexcept nogil:

@@ -77,7 +77,7 @@ class Record(msgspec.Struct, Generic[KeyT_co, ValueT_co], frozen=True, gc=False)
     timestamp: int
     """Milliseconds since 1970."""
     headers: Sequence[tuple[str, bytes | None]] = ()
-    """Names and values, in order. The sequence may be a list or a tuple: convert it with ``list()`` to compare it.
+    """Names and values, in order: a tuple, unless the record was constructed with another sequence.
 
     Bytes of a name that are not UTF-8 are read as U+FFFD, as by Java's client.
     """

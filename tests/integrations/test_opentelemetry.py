@@ -513,3 +513,17 @@ def test_an_app_without_the_hook_does_not_load_opentelemetry():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+async def test_of_several_traceparents_the_last_one_is_the_parent():
+    """The parent of the span is the last header of its name, as for parameters marked with Header."""
+    recorded = Recorded()
+    app = App(group_id="g", hooks=[recorded.hook])
+
+    @app.handler("t")
+    async def handle(value: bytes) -> None: ...
+
+    async with TestApp(app) as kafka:
+        await kafka.send("t", b"1", headers=[OTHER, PRODUCER])
+
+    assert f"{recorded.span('process t').context.trace_id:032x}" == TRACE_ID

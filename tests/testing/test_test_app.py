@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import queue
+import sys
+import threading
 import time
 from typing import Annotated
 
+import anyio.to_thread
 import msgspec
 import pytest
 
@@ -168,7 +172,7 @@ async def test_topics_matched_by_a_pattern_exist_from_their_first_record():
 
 
 async def test_send_returns_when_a_failed_record_waits():
-    """send() returns when a failed record blocks its lane; other lanes continue, and the record succeeds later."""
+    """send() ends when a failed record blocks its lane; other lanes continue, and the record succeeds later."""
     app, is_broken = App(group_id="g", retry=Retry(attempts=2)), True
 
     @app.handler("t", order_by="key")
@@ -177,7 +181,8 @@ async def test_send_returns_when_a_failed_record_waits():
             raise OSError("no")
 
     async with TestApp(app) as kafka:
-        await kafka.send("t", b"poison", key="a")
+        with pytest.raises(HandlerFailedError, match="OSError: no"):
+            await kafka.send("t", b"poison", key="a")
         await kafka.send("t", b"behind it", key="a")
         await kafka.send("t", b"beside it", key="b")
         assert kafka.committed("t") == 0
@@ -385,3 +390,157 @@ async def test_committed_is_zero_before_the_first_record():
         after = kafka.committed("orders-eu")
 
     assert (before, seen, after) == (0, [b"1"], 1)
+
+
+@pytest.mark.parametrize("kind", ["record", "batch", "plain"])
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+async def test_send_raises_if_a_handler_fails_for_good(kind, delivery):
+    """Without a dead-letter topic, send() raises the failure of a handler, so that the test fails; once per failure."""
+    app = App(group_id="g", retry=Retry(attempts=2, backoff_ms=1), delivery=delivery)
+    tried = []
+
+    if kind == "batch":
+
+        @app.batch_handler("t")
+        async def handle_batch(values: list[bytes]) -> None:
+            tried.extend(values)
+            raise ValueError("wrong")
+
+    elif kind == "plain":
+
+        @app.handler("t")
+        def handle_plain(value: bytes) -> None:
+            tried.append(value)
+            raise ValueError("wrong")
+
+    else:
+
+        @app.handler("t")
+        async def handle(value: bytes) -> None:
+            tried.append(value)
+            raise ValueError("wrong")
+
+    async with TestApp(app) as kafka:
+        with pytest.raises(HandlerFailedError, match=r"failed at t\[0\] offset 0: ValueError: wrong") as caught:
+            await kafka.send("t", b"1")
+        assert isinstance(caught.value.__cause__, ValueError)
+        assert tried == [b"1"] * 2
+        await kafka.settled()
+        assert not app.health().is_live or app.health().status == "degraded"
+        assert kafka.committed("t") == 0
+
+
+async def test_send_raises_the_failure_of_a_later_handler():
+    """A record that a handler publishes, and that another handler fails on, fails the send of the first."""
+    app = App(group_id="g", retry=Retry(attempts=1))
+
+    @app.handler("t", publish="u")
+    async def pass_on(value: bytes) -> bytes:
+        return value
+
+    @app.handler("u")
+    async def fail(value: bytes) -> None:
+        raise ValueError("later")
+
+    async with TestApp(app) as kafka:
+        with pytest.raises(HandlerFailedError, match=r"u\[0\] offset 0: ValueError: later"):
+            await kafka.send("t", b"1")
+
+
+@pytest.mark.parametrize("ends_first", ["first", "last"])
+async def test_several_apps_share_the_virtual_time_of_a_loop(ends_first):
+    """TestApps of one event loop overlap in any order, and the loop has its own clock again after the last one."""
+    apps, tried = [App(group_id=name, dead_letter="dead") for name in "ab"], []
+    loop = asyncio.get_running_loop()
+
+    async def handle(value: bytes) -> None:
+        tried.append(value)
+        if len(tried) % 2:
+            await asyncio.sleep(3600)
+            raise ValueError("an hour later")
+
+    for app in apps:
+        app.handler("t", retry=Retry(attempts=2, backoff_ms=20_000, max_backoff_ms=20_000))(handle)
+    began = time.monotonic()
+    entered = [await TestApp(app).__aenter__() for app in apps]
+    for kafka in entered:
+        await kafka.send("t", b"1")
+    for kafka in entered if ends_first == "first" else entered[::-1]:
+        await kafka.__aexit__(None, None, None)
+
+    assert len(tried) == 4
+    assert time.monotonic() - began < 20
+    assert abs(loop.time() - time.monotonic()) < 1
+    assert "time" not in vars(loop)
+
+
+class ThreadedLibrary:
+    """Library with a thread of its own, which is idle between two calls, as a connection of aiosqlite."""
+
+    def __init__(self):
+        self._calls = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self):
+        while (call := self._calls.get()) is not None:
+            future, seconds = call
+            time.sleep(seconds)
+            future.get_loop().call_soon_threadsafe(future.set_result, "answer")
+
+    async def ask(self, seconds):
+        future = asyncio.get_running_loop().create_future()
+        self._calls.put((future, seconds))
+        return await future
+
+    def close(self):
+        self._calls.put(None)
+
+
+async def ask_a_thread():
+    library = ThreadedLibrary()
+    try:
+        await library.ask(0.05)
+        return await library.ask(0.05)
+    finally:
+        library.close()
+
+
+async def ask_anyio():
+    return await anyio.to_thread.run_sync(lambda: time.sleep(0.1) or "answer")
+
+
+async def ask_a_subprocess():
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "import time; time.sleep(0.1); print('answer')", stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    return said.decode().strip()
+
+
+@pytest.mark.parametrize("ask", [ask_a_thread, ask_anyio, ask_a_subprocess])
+async def test_virtual_time_waits_for_libraries_with_threads_and_subprocesses(ask):
+    """A deadline does not pass while a library works in a thread or subprocess of its own."""
+    app, seen = App(group_id="g", retry=Retry(attempts=1)), []
+
+    @app.handler("t", timeout_ms=30_000)
+    async def handle(value: bytes) -> None:
+        seen.append(await ask())
+
+    async with TestApp(app) as kafka:
+        await kafka.send("t", b"1")
+
+    assert seen == ["answer"]
+
+
+async def test_settled_raises_a_failure_that_no_send_has_raised():
+    """settled() raises the failure of a record that the app itself published."""
+    app = App(group_id="g", retry=Retry(attempts=1))
+
+    @app.handler("t")
+    async def handle(value: bytes) -> None:
+        raise ValueError("wrong")
+
+    async with TestApp(app) as kafka:
+        await app.publish("t", b"1")
+        with pytest.raises(HandlerFailedError, match="ValueError: wrong"):
+            await kafka.settled()

@@ -196,7 +196,8 @@ class App(Handlers):
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state to pickle: declarations and options, without the state of a run."""
-        return {**self.__dict__, "_supervisor": None, "_running": None, "_substitute": None, "_config": None}
+        state = super().__getstate__()
+        return {**state, "_supervisor": None, "_running": None, "_substitute": None, "_config": None}
 
     # ---- before the start --------------------------------------------------------------------------------------
 
@@ -207,8 +208,7 @@ class App(Handlers):
             ConfigurationError: An option is unknown, has an invalid value, or contradicts another.
             ConsumerStateError: The app is started.
         """
-        if self._supervisor is not None and not self._supervisor.is_over:
-            raise ConsumerStateError("this app is started - call configure() before the start")
+        self._check_not_started()
         consumer_options = cast("dict[str, Any]", options)
         check_names(consumer_options, (*_OWN_OPTIONS, *_TRANSACTION_OPTIONS))
         if resolve({**self._options, **consumer_options}).enable_auto_commit is False:
@@ -450,9 +450,10 @@ class App(Handlers):
     ) -> Published | None:
         """Publish a value, encoded by the app's codec; bytes are published unchanged.
 
-        The value may be any object that the codec encodes. The key must be bytes or str, unless the codec encodes keys,
-        too. Without ``partition``, the key selects the partition. In a handler of single records, and in its tasks and
-        threads, the trace headers of the record are added unless ``headers`` contains trace headers.
+        The value may be any object that the codec encodes. A key is encoded in the form that a parameter marked
+        with ``Key`` reads: text for ``str``, numbers, dates, UUIDs and enums, otherwise JSON; or by the codec if it
+        encodes keys. Without ``partition``, the key selects the partition. In a handler of single records, and in its
+        tasks and threads, the trace headers of the record are added unless ``headers`` contains trace headers.
 
         Returns:
             The partition and offset; None if the message belongs to a transaction that is not committed yet.
@@ -473,6 +474,12 @@ class App(Handlers):
         return await publish_one(running.publisher, out)
 
     # ---- internals ---------------------------------------------------------------------------------------------------
+
+    def _check_not_started(self) -> None:
+        if self._supervisor is not None and not self._supervisor.is_over:
+            raise ConsumerStateError(
+                "this app is started - declare handlers and hooks, and call include() and configure(), before the start"
+            )
 
     @property
     def _started(self) -> AppRun:

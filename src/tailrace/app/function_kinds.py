@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -14,6 +15,7 @@ __all__ = [
     "FunctionKind",
     "check_hook",
     "handler_kind",
+    "identity_of",
     "kind_of",
     "name_of",
 ]
@@ -33,6 +35,15 @@ def name_of(function: object) -> str:
     inner = without_partial(function)
     named: Any = inner if hasattr(inner, "__qualname__") else type(inner)
     return ".".join(part for part in (named.__module__, named.__qualname__) if part)
+
+
+def identity_of(function: object) -> tuple[int | str, ...]:
+    """Return a key that identifies a function; equal for two accesses to the same bound method."""
+    if isinstance(function, types.MethodType):
+        return id(function.__self__), id(function.__func__)
+    if isinstance(function, types.BuiltinMethodType) and not isinstance(function.__self__, types.ModuleType | None):
+        return id(function.__self__), function.__name__
+    return (id(function),)
 
 
 def kind_of(function: Callable[..., object], where: str) -> FunctionKind:

@@ -73,6 +73,12 @@ class Handlers:
         self.declared: list[Handler] = []
         self.start_hooks: list[Callable[[], Any]] = []
         self.stop_hooks: list[Callable[[], Any]] = []
+        self._including: list[Handlers] = []
+        """Collections that include this one."""
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state to pickle, without the collections that include this one."""
+        return {**self.__dict__, "_including": []}
 
     def on_start(self, function: HookT) -> HookT:
         """Declare a start hook, which is called before the first record is handled; the function is returned unchanged.
@@ -80,9 +86,13 @@ class Handlers:
         A hook is a plain or async function without required parameters. App-scoped dependencies are open when it is
         called, and ``app.publish`` works. If a hook raises an exception, the app stops, and ``start()`` raises a
         TailraceError if it has not returned yet (``require_broker=False``).
+
+        Raises:
+            ConfigurationError: The function requires arguments, or is a generator function.
+            ConsumerStateError: The app is started.
         """
         check_hook(function, "on_start")
-        self.start_hooks.append(function)
+        self._add(start_hooks=(function,))
         return function
 
     def on_stop(self, function: HookT) -> HookT:
@@ -94,7 +104,7 @@ class Handlers:
         TailraceError.
         """
         check_hook(function, "on_stop")
-        self.stop_hooks.append(function)
+        self._add(stop_hooks=(function,))
         return function
 
     def handler(
@@ -137,15 +147,14 @@ class Handlers:
             kind = handler_kind(function)
             defaults = {} if batch is None else {"concurrency": _BATCH_CONCURRENCY[kind]}
             name = getattr(function, "__qualname__", type(function).__qualname__)
-            self.declared.append(
-                Handler(
-                    function=function,
-                    name=name,
-                    topics=tuple(dict.fromkeys(topics)),
-                    batch=batch,
-                    **{**defaults, **values},
-                )
+            declared = Handler(
+                function=function,
+                name=name,
+                topics=tuple(dict.fromkeys(topics)),
+                batch=batch,
+                **{**defaults, **values},
             )
+            self._add((declared,))
             return function
 
         return declare
@@ -168,16 +177,44 @@ class Handlers:
         return self.handler(*topics, batch=Batch(max_records, max_wait_ms, max_bytes), **options)
 
     def include(self, handlers: Handlers) -> None:
-        """Add the handlers and hooks that ``handlers`` contains now.
+        """Add the handlers and hooks of ``handlers``, and those that are declared there later, before the start.
 
         Raises:
             ConfigurationError: ``handlers`` is not a collection of handlers.
+            ConsumerStateError: The app is started.
         """
         if not isinstance(handlers, Handlers):
             raise ConfigurationError(f"include() takes a Handlers or an App, not {handlers!r}")
-        self.declared += handlers.declared
-        self.start_hooks += handlers.start_hooks
-        self.stop_hooks += handlers.stop_hooks
+        if handlers is self or any(handlers is one for one in self._all_including()):
+            raise ConfigurationError("include() takes another collection, which does not include this one")
+        self._add(tuple(handlers.declared), tuple(handlers.start_hooks), tuple(handlers.stop_hooks))
+        handlers._including.append(self)
+
+    def _add(
+        self,
+        declared: Sequence[Handler] = (),
+        start_hooks: Sequence[Callable[[], Any]] = (),
+        stop_hooks: Sequence[Callable[[], Any]] = (),
+    ) -> None:
+        """Add handlers and hooks to this collection and to those that include it.
+
+        Raises:
+            ConsumerStateError: A collection is an app that is started.
+        """
+        every = [self, *self._all_including()]
+        for one in every:
+            one._check_not_started()  # noqa: SLF001 - same class
+        for one in every:
+            one.declared += declared
+            one.start_hooks += start_hooks
+            one.stop_hooks += stop_hooks
+
+    def _all_including(self) -> list[Handlers]:
+        """Return the collections that include this one, directly or indirectly."""
+        return [found for one in self._including for found in (one, *one._all_including())]  # noqa: SLF001
+
+    def _check_not_started(self) -> None:
+        """Check that handlers and hooks may be added; an app refuses them once it is started."""
 
 
 def _check_topics(topics: Sequence[object], pattern: re.Pattern[str] | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, dropwhile, islice, repeat, starmap
 from operator import add, attrgetter
@@ -287,6 +287,8 @@ class RecordDecoder:
         # last record; chain() releases it at that point.
         raw_records = _lenient_records if is_lenient else _raw_records
         fields = map(_FIELDS, chain(raw_records(batch.plain) if legacy is None else legacy))
+        if legacy is None and not is_lenient:
+            fields = map(_with_immutable_headers, fields)
         if batch.timestamp_type != "CreateTime":
             # Add the timestamp type only if it is not the default of Record. A keyword argument of partial() would take
             # 120 ns per record.
@@ -305,12 +307,18 @@ def _raw_records(plain: memoryview | bytes | bytearray | None) -> Iterator[objec
     return cast("Iterator[object]", DefaultRecordBatch(plain))  # type: ignore[arg-type]  # it takes any buffer
 
 
+def _with_immutable_headers(fields: tuple[object, ...]) -> tuple[object, ...]:
+    """Return the fields of a record with a tuple in place of aiokafka's list of headers."""
+    headers = cast("Iterable[object]", fields[4])
+    return (*fields[:4], tuple(headers)) if headers else fields
+
+
 class _RawRecord(NamedTuple):
     offset: int
     key: bytes | None
     value: bytes | None
     timestamp: int
-    headers: list[tuple[str, bytes | None]]
+    headers: tuple[tuple[str, bytes | None], ...]
 
 
 def _lenient_records(plain: memoryview | bytes | bytearray | None) -> Iterator[_RawRecord]:
@@ -330,7 +338,8 @@ def _lenient_records(plain: memoryview | bytes | bytearray | None) -> Iterator[_
             headers.append((name, _nullable_bytes(reader)))
         if reader.remaining:
             raise MalformedMessageError(f"{reader.remaining} bytes left over after a record")
-        yield _RawRecord(offset, key, value, max_timestamp if attributes & _LOG_APPEND_TIME else timestamp, headers)
+        timestamp = max_timestamp if attributes & _LOG_APPEND_TIME else timestamp
+        yield _RawRecord(offset, key, value, timestamp, tuple(headers))
 
 
 def _nullable_bytes(reader: FrameReader) -> bytes | None:

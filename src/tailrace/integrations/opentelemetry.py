@@ -360,8 +360,9 @@ class _HeaderGetter(Getter[_Headers]):
     """Access to the trace headers of a record for propagators."""
 
     def get(self, carrier: _Headers, key: str) -> list[str] | None:
-        found = [value.decode(errors="replace") for name, value in carrier if name == key and value is not None]
-        return found or None
+        # As for parameters marked with Header, and as Kafka's lastHeader, the last header of a name counts.
+        found = next((value for name, value in reversed(carrier) if name == key), None)
+        return None if found is None else [found.decode(errors="replace")]
 
     def keys(self, carrier: _Headers) -> list[str]:
         return [name for name, _ in carrier]

@@ -19,6 +19,7 @@ from tailrace.app.declare.parameters import Provider
 from tailrace.app.declare.plan import BoundHandler, Plan
 from tailrace.app.event_waits import wait_for_any
 from tailrace.app.failures.dead_letters import DeadLetter, read_dead_letter
+from tailrace.app.failures.policy import ACTION_TEXTS
 from tailrace.app.kafka_substitute import KafkaSubstitute
 from tailrace.app.sources import Source
 from tailrace.app.substitution import app_run_of, settings_of, substitute_kafka
@@ -26,15 +27,16 @@ from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.exactly_once import ContextPublisher
 from tailrace.app.transactions.source import TransactionalSource
 from tailrace.context_managers import AsyncExitStack, asynccontextmanager
-from tailrace.errors import ConfigurationError
-from tailrace.observe.events import Event
+from tailrace.core.failures.retry import FailureAction
+from tailrace.errors import ConfigurationError, HandlerFailedError
+from tailrace.observe.events import BatchFailedPermanently, Event, HandlerFailedPermanently
 from tailrace.observe.hooks import Observer
 from tailrace.producer.publisher import Publisher
 from tailrace.records import Record, TopicPartition
 from tailrace.testing.log_source import LogSource
 from tailrace.testing.log_transactions import transactional_source
 from tailrace.testing.topic_log import TopicLog
-from tailrace.testing.virtual_time import VirtualTime
+from tailrace.testing.virtual_time import VirtualTime, virtual_time_of
 
 __all__ = ["TestApp"]
 
@@ -46,8 +48,10 @@ class TestApp:
     """Runs an app's handlers on records sent by a test, within an ``async with`` block.
 
     Time is virtual: when all tasks wait, the event loop's clock jumps to the next timer. Backoff, delayed retries,
-    waits for a batch, and deadlines take no real time and keep their order. The clock does not wait for responses from
-    a network: use ``virtual_time=False`` if handlers connect to a real server.
+    waits for a batch, and deadlines take no real time and keep their order. Several TestApps of an event loop share its
+    clock. The clock waits for functions in threads. It waits only briefly for responses from a network, and for
+    libraries with threads or subprocesses of their own: use ``virtual_time=False`` if handlers connect to a real server
+    or use a library that may be slow.
 
     Args:
         app: app that is not started; several tests may use the same app one after another.
@@ -75,6 +79,8 @@ class TestApp:
         """Wall-clock time in seconds since the epoch, and event loop time, at the start."""
         self._clock: VirtualTime | None = None
         self._wakeup = asyncio.Event()
+        self._failures: list[HandlerFailedPermanently | BatchFailedPermanently] = []
+        """Failures for good that neither a dead letter nor ``on_failure`` handles, and that were not raised yet."""
 
     def __repr__(self) -> str:
         return f"<TestApp of {self._app!r}>"
@@ -85,8 +91,7 @@ class TestApp:
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             if self._is_virtual:
-                self._clock = VirtualTime(loop)
-                stack.enter_context(self._clock.installed())
+                self._clock = stack.enter_context(virtual_time_of(loop))
             self._start_times = (time.time(), loop.time())
             substitute = KafkaSubstitute(
                 self._connect, self._open_log, self._overrides, (self,), self._with_real_time_in_threads
@@ -117,8 +122,9 @@ class TestApp:
 
         The value may be any object that the app's codec encodes; bytes are sent unchanged. In a TestApp, a record is
         finished when it was handled, written to a dead-letter topic or skipped. A record that is retried at intervals
-        because of ``on_failure="pause"``, and records that wait for it, count as finished. Records that handlers
-        publish to topics of the app are also waited for.
+        because of ``on_failure="pause"``, which is the default, makes this call raise HandlerFailedError, once; after
+        that, it counts as finished, and so do records that wait for it. Records that handlers publish to topics of the
+        app are also waited for.
 
         Returns:
             The record that the handlers received.
@@ -126,7 +132,7 @@ class TestApp:
         Raises:
             ConfigurationError: no handler reads the topic.
             PublishError: the value cannot be encoded.
-            HandlerFailedError: a handler failed, and ``on_failure="stop"`` is set.
+            HandlerFailedError: a handler failed for good, without a dead-letter topic and ``on_failure="skip"``.
         """
         if not any(source.reads(topic) for source in self._sources):
             read = sorted({topic for source in self._sources for topic in source.subscription})
@@ -140,6 +146,7 @@ class TestApp:
         """Wait until all records are finished, in the sense that ``send`` describes.
 
         Raises:
+            HandlerFailedError: a handler failed for good, without a dead-letter topic and ``on_failure="skip"``.
             TailraceError: the app ended with this error before all records were finished.
         """
         running = app_run_of(self._app)
@@ -150,6 +157,13 @@ class TestApp:
             await wait_for_any(self._wakeup, running.is_over)
         # Let the task that finished the last record run to its next await.
         await asyncio.sleep(0)
+        if self._failures:
+            failed, self._failures = self._failures[0], []
+            raise HandlerFailedError(
+                f"{failed.handler} failed at {failed.partition} offset {failed.offset}: {failed.error}; the record is"
+                " retried while its lane waits (on_failure='pause') - correct the handler, or expect this error in the"
+                " test, or set dead_letter or on_failure='skip'"
+            ) from failed.exception
 
     # ---- results -----------------------------------------------------------------------------------------------
 
@@ -199,8 +213,14 @@ class TestApp:
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
-    def on_event(self, _event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Let ``settled`` check again; the app calls this hook for each event."""
+        match event:
+            case HandlerFailedPermanently() | BatchFailedPermanently():
+                if ACTION_TEXTS[FailureAction.PAUSE] in event.action:
+                    self._failures.append(event)
+            case _:
+                pass
         self._wakeup.set()
 
     def _connect(self, routes: Routes) -> Source:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum, IntEnum
+from typing import Annotated, Any, NamedTuple
+from uuid import UUID
 
 import anyio.from_thread
+import msgspec
 import pytest
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
-from tailrace import App, ConfigurationError, Message, PublishError, Record, Retry
+from tailrace import App, ConfigurationError, Header, Key, Message, PublishError, Record, Retry
 from tailrace.testing import TestApp
 
 TRACE = ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
@@ -117,8 +125,8 @@ async def test_a_message_with_a_topic_needs_no_publish_option(app, kind):
     [
         (Message(1), "a Message has no topic - set topic= of the Message, or publish= of the handler"),
         (Message(object(), topic="a"), "a message to 'a' cannot be encoded"),
-        (Message(1, key=5, topic="a"), "a key or a header value must be bytes or str, not int"),
-        (Message(1, headers=[("h", 5)], topic="a"), "a key or a header value must be bytes or str, not int"),
+        (Message(1, key=object(), topic="a"), "object cannot be encoded as JSON"),
+        (Message(1, headers=[("h", 5)], topic="a"), "a header value must be bytes or str, not int"),
     ],
 )
 async def test_a_message_that_cannot_be_published_fails_its_record(app, kind, wrong, reason):
@@ -317,3 +325,128 @@ async def test_results_of_a_batch_carry_the_active_span():
     assert [one["traceparent"] for one in out] == [parents[0]] * 2
     assert [one.get("baggage") for one in out] == [BAGGAGE[1], None]
     assert [one["traceparent"] for one in beside] == [parents[1]]
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Place(msgspec.Struct):
+    city: str
+
+
+KEYS = [
+    (5, int, b"5"),
+    (-5, int, b"-5"),
+    (1.5, float, b"1.5"),
+    (True, bool, b"true"),
+    ("ann", str, b"ann"),
+    (b"\x00\xff", bytes, b"\x00\xff"),
+    (bytearray(b"a"), bytes, b"a"),
+    (memoryview(b"a"), bytes, b"a"),
+    (UUID(int=7), UUID, b"00000000-0000-0000-0000-000000000007"),
+    (Decimal("1.50"), Decimal, b"1.50"),
+    (date(2026, 11, 27), date, b"2026-11-27"),
+    (datetime(2026, 11, 27, 8, tzinfo=UTC), datetime, b"2026-11-27T08:00:00Z"),
+    (timedelta(hours=1), timedelta, b"PT3600S"),
+    (Color.RED, Color, b"red"),
+    (Level.HIGH, Level, b"3"),
+    (Place("Berlin"), Place, b'{"city":"Berlin"}'),
+    ([1, "a"], list, b'[1,"a"]'),
+    ({"a": 1}, dict, b'{"a":1}'),
+    (None, None, None),
+]
+
+
+@pytest.mark.parametrize(("key", "kind", "stored"), KEYS, ids=range(len(KEYS)))
+@pytest.mark.parametrize("is_result", [False, True], ids=["publish", "result"])
+async def test_keys_of_any_type_are_published_as_handlers_read_them(app, key, kind, stored, is_result):
+    """A key that a parameter marked with Key can read is published in that form, and read as the same value."""
+    seen = []
+
+    @app.handler("orders")
+    async def send(value: bytes) -> object:
+        if is_result:
+            return Message(value, key=key, topic="out")
+        return await app.publish("out", value, key=key)
+
+    async def read(value: bytes, found) -> None:
+        seen.append(found)
+
+    read.__annotations__["found"] = Annotated[kind or (str | None), Key]
+    app.handler("out")(read)
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"1")
+        assert [record.key for record in kafka.published("out")] == [stored]
+
+    assert seen == [bytes(key) if kind is bytes else key]
+
+
+@pytest.mark.parametrize("key", [float("nan"), float("inf"), object(), {1, object()}, lambda: None])
+async def test_a_key_without_text_is_refused(app, key):
+    """A key that no parameter can read is refused with its message."""
+
+    @app.handler("orders")
+    async def read(value: bytes) -> None: ...
+
+    async with TestApp(app):
+        with pytest.raises(PublishError, match="cannot be encoded"):
+            await app.publish("orders", b"1", key=key)
+
+
+async def test_of_several_trace_headers_the_last_one_is_passed_on(app):
+    """As for parameters marked with Header, and in Kafka's clients, the last header of a name counts."""
+    seen = []
+
+    @app.handler("orders", publish="out")
+    async def handle(value: bytes, trace: Annotated[str, Header("traceparent")]) -> bytes:
+        seen.append(trace)
+        return value
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"1", headers=[("traceparent", b"first"), TRACE])
+        assert [list(one.headers) for one in kafka.published("out")] == [[TRACE]]
+
+    assert seen == [TRACE[1].decode()]
+
+
+@pytest.mark.parametrize("is_pure", [False, True])
+def test_a_handler_cannot_change_the_headers_of_its_record(kafka_server, new_topic, group, witness, is_pure):
+    """The headers of a record are immutable, so that a dead letter contains those that the producer sent."""
+    topic = new_topic()
+    witness.produce(topic, [b"1"], headers=[("a", b"1"), ("b", b"2")])
+    program = [sys.executable, "-c", CHANGING, kafka_server.bootstrap_servers, group, topic]
+    variables = {**os.environ, **({"TAILRACE_PURE_PYTHON": "1"} if is_pure else {})}
+
+    done = subprocess.run(program, env=variables, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["tuple", "AttributeError"]
+
+
+CHANGING = """
+import asyncio, sys
+from tailrace import App, Record
+
+app = App(bootstrap_servers=sys.argv[1], group_id=sys.argv[2])
+done = asyncio.Event()
+
+@app.handler(sys.argv[3])
+async def handle(record: Record) -> None:
+    print(type(record.headers).__name__)
+    try:
+        record.headers.clear()
+    except AttributeError as error:
+        print(type(error).__name__)
+    done.set()
+
+async def main():
+    async with app:
+        await done.wait()
+
+asyncio.run(main())
+"""

@@ -7,6 +7,7 @@ before it calls the decoder.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
@@ -19,6 +20,7 @@ from tailrace.app.declare.annotations import described, metadata, parts, split_n
 __all__ = [
     "JsonCodec",
     "check_type",
+    "encode_text",
     "needs_pydantic",
     "text_decoder",
     "topic_reader",
@@ -111,6 +113,22 @@ def text_decoder(annotation: Any) -> Decode:  # noqa: ANN401
         return msgspec.convert(data.decode(), bare, strict=False)
 
     return from_text
+
+
+def encode_text(value: object) -> bytes:
+    """Encode a key in the form that ``text_decoder`` reads.
+
+    Raises:
+        TypeError: The value has no JSON form, or is a number that JSON does not have.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TypeError(f"{value} has no JSON form")
+    builtin = value if isinstance(value, bytes | bytearray | memoryview) else _builtin(value)
+    return JsonCodec().encode(builtin if isinstance(builtin, str) else value)
+
+
+def _builtin(value: object) -> object:
+    return msgspec.to_builtins(value, enc_hook=_to_json_type)
 
 
 def _pass_through(data: bytes) -> bytes:

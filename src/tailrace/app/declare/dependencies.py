@@ -6,7 +6,6 @@ parameters need it. It is closed after the dependencies that need it. The order 
 
 from __future__ import annotations
 
-import types
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -29,7 +28,7 @@ from tailrace.app.declare.parameters import (
     ValueSource,
 )
 from tailrace.app.declare.signature import read_signature
-from tailrace.app.function_kinds import FunctionKind, kind_of, name_of
+from tailrace.app.function_kinds import FunctionKind, identity_of, kind_of, name_of
 from tailrace.awaitables import is_coroutine
 from tailrace.context_managers import AsyncExitStack, asynccontextmanager, contextmanager
 from tailrace.errors import ConfigurationError, ConsumerStateError
@@ -82,7 +81,7 @@ class DependencyPlan:
         has_keys = isinstance(codec, FetchingCodec) and codec.keys
         self._key_reader = topic_reader(codec, is_key=True) if has_keys else None
         self.prefetch_reader: TopicReader | None = None
-        self._overrides = {_identity(provider): replacement for provider, replacement in overrides.items()}
+        self._overrides = {identity_of(provider): replacement for provider, replacement in overrides.items()}
         self._planned: dict[DependencyKey, Dependency] = {}
         self._in_progress: dict[DependencyKey, str] = {}
         """Names of providers whose parameters are being inspected, outermost first."""
@@ -142,7 +141,7 @@ class DependencyPlan:
                 f"{label}: {name_of(declared)} has scope='record', but {dependent}, which needs it, has scope='app'"
                 " - use the same scope for both"
             )
-        key = (*_identity(declared), scope)
+        key = (*identity_of(declared), scope)
         if key in self._in_progress:
             cycle = " -> ".join([*self._in_progress.values(), self._in_progress[key]])
             raise ConfigurationError(
@@ -156,7 +155,7 @@ class DependencyPlan:
 
     def _plan(self, declared: Callable[..., object], scope: Scope, key: DependencyKey) -> Dependency:
         """Return a new dependency, after planning the dependencies that its provider needs."""
-        provider = self._overrides.get(_identity(declared), declared)
+        provider = self._overrides.get(identity_of(declared), declared)
         name = name_of(provider)
         where = f"{self._where}: provider {name}"
         if not callable(provider):
@@ -242,10 +241,3 @@ def _dependency_reader(dependency: Dependency) -> Reader:
             ) from None
 
     return read
-
-
-def _identity(provider: object) -> tuple[int, ...]:
-    """Return a key that identifies a provider; equal for two accesses to the same bound method."""
-    if isinstance(provider, types.MethodType):
-        return id(provider.__self__), id(provider.__func__)
-    return (id(provider),)

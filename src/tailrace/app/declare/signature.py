@@ -31,6 +31,26 @@ __all__ = ["read_signature", "returns_nothing"]
 
 _MARKER_EXAMPLES = "Annotated[T, Key], Annotated[T, Header('name')] or Annotated[T, Depends(provider)]"
 _EMPTY = inspect.Parameter.empty
+_OTHER_FRAMEWORKS = frozenset(
+    {
+        "aiogram",
+        "dependency_injector",
+        "dishka",
+        "fast_depends",
+        "fastapi",
+        "fastapi_injector",
+        "faststream",
+        "litestar",
+        "modern_di",
+        "picodi",
+        "starlette",
+        "taskiq",
+        "taskiq_dependencies",
+        "that_depends",
+        "wireup",
+    }
+)
+"""Packages whose objects, as defaults or in annotations, mark parameters that only these packages fill in."""
 _Marker: TypeAlias = Key | Header | Depends
 
 
@@ -95,6 +115,7 @@ def _source_of(
         raise ConfigurationError(
             f"{label} has a marker as its default - move the marker to the annotation: {_MARKER_EXAMPLES}"
         )
+    _check_not_foreign(default, label)
     if parameter.annotation is _EMPTY:
         return ValueSource(_EMPTY)
     try:
@@ -109,6 +130,8 @@ def _source_of(
             " parameter annotated with another type receives the decoded value"
         )
     extras = metadata(annotation)
+    for one in extras:
+        _check_not_foreign(one, label)
     marks = [one for one in extras if _is_marker(one)]
     if len(marks) > 1:
         raise ConfigurationError(f"{label} has more than one marker - remove all but one")
@@ -169,6 +192,17 @@ def _without_trailing_defaults(found: list[Parameter]) -> tuple[Parameter, ...]:
     while positional and isinstance(positional[-1].source, DefaultSource):
         positional.pop()
     return (*positional, *(one for one in found if one.by_keyword and not isinstance(one.source, DefaultSource)))
+
+
+def _check_not_foreign(one: object, label: str) -> None:
+    """Check that a default, or metadata of an annotation, is no marker of another framework."""
+    kind = one if isinstance(one, type) else type(one)
+    package = kind.__module__.partition(".")[0]
+    if package in _OTHER_FRAMEWORKS or (kind.__name__ == "Depends" and kind is not Depends):
+        raise ConfigurationError(
+            f"{label} has a marker of {package}: {kind.__qualname__}, which tailrace would not replace by an argument"
+            f" - mark the parameter in its annotation with {_MARKER_EXAMPLES}, from tailrace"
+        )
 
 
 def _is_marker(one: object) -> bool:

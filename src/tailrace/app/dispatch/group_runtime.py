@@ -22,6 +22,7 @@ from tailrace.app.dispatch.handler_runtime import HandlerRuntime, handler_runtim
 from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher
 from tailrace.app.failures.dead_letters import as_first_read, handler_of
 from tailrace.app.failures.delayed_records import RetryTopicRecords
+from tailrace.app.function_kinds import identity_of
 from tailrace.app.handlers import Handler
 from tailrace.app.sources import Source
 from tailrace.app.topics.routes import Routes
@@ -165,7 +166,8 @@ class GroupRuntime:
 
     def executors_of(self, function: Callable[..., object]) -> list[Executor[Any]]:
         """Return the executors of a handler; several if it was declared more than once."""
-        return [one.executor for one in self._runtimes if one.handler.function is function]
+        identity = identity_of(function)
+        return [one.executor for one in self._runtimes if identity_of(one.handler.function) == identity]
 
     @property
     def slowest(self) -> tuple[float, str]:

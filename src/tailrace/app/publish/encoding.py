@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 from tailrace.app.codec_protocols import AnyCodec, TopicCodec
+from tailrace.app.declare.codecs import encode_text
 from tailrace.app.publish.message import Message
 from tailrace.core.legal_topic_names import topic_name_fault
 from tailrace.errors import PublishError, SchemaRegistryError
@@ -96,11 +97,14 @@ async def encode_messages(
         try:
             if by_topic is None:
                 value = None if message.value is None else codec.encode(message.value)
-                key = _bytes(message.key)
+                key = None if message.key is None else encode_text(message.key)
             else:
                 value = None if message.value is None else await by_topic.encode_for(to, message.value)
                 encodes_key = by_topic.keys and message.key is not None
-                key = await by_topic.encode_for(to, message.key, is_key=True) if encodes_key else _bytes(message.key)
+                if encodes_key:
+                    key = await by_topic.encode_for(to, message.key, is_key=True)
+                else:
+                    key = None if message.key is None else encode_text(message.key)
             headers = _headers(message.headers)
             _check_partition(message.partition)
         except SchemaRegistryError:
@@ -112,8 +116,9 @@ async def encode_messages(
 
 
 def trace_in(headers: Headers) -> Headers:
-    """Return the headers that propagate a trace."""
-    return [one for one in headers if one[0] in _TRACE_HEADERS]
+    """Return the headers that propagate a trace; of several headers of a name, the last one, as Kafka does."""
+    found = [one for one in headers if one[0] in _TRACE_HEADERS]
+    return found if len(found) < 2 else list(dict(found).items())
 
 
 def with_trace(headers: Headers, trace: Headers) -> Headers:
@@ -157,4 +162,4 @@ def _bytes(given: object) -> bytes | None:
         return given
     if isinstance(given, str):
         return given.encode()
-    raise TypeError(f"a key or a header value must be bytes or str, not {type(given).__name__}")
+    raise TypeError(f"a header value must be bytes or str, not {type(given).__name__}")

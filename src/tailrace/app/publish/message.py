@@ -14,8 +14,8 @@ class Message:
 
     Attributes:
         value: any object that the codec can encode, also a list; None publishes a tombstone.
-        key: bytes, or str that is encoded as UTF-8, or any object if the codec encodes keys. The key selects the
-            partition unless ``partition`` is set.
+        key: bytes, or any object, which is encoded in the form that a parameter marked with ``Key`` reads, or by the
+            codec if it encodes keys. The key selects the partition unless ``partition`` is set.
         headers: names and values; a str value is encoded as UTF-8. The trace of the handled record is added, unless
             these headers contain a trace.
         partition: number of the partition; None to select the partition by the key.
