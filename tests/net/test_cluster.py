@@ -336,6 +336,41 @@ async def test_a_coordinator_lookup_bootstraps_again(kafka, address, name):
     assert found.address == address
 
 
+def before_the_move(dead):
+    """Return an edit function after which broker 1 has its former address, ``dead``, and broker 2 has that of 1."""
+
+    def change(answer):
+        (node,) = answer.brokers
+        host, port = split_address(dead)
+        return replace(answer, brokers=(replace(node, host=host, port=port), replace(node, node_id=2)))
+
+    return change
+
+
+async def test_a_coordinator_is_used_at_the_address_of_its_lookup(kafka, address, name):
+    """A coordinator that has come back under another address is reached before the metadata has that address."""
+    with closed_port() as dead, kafka.proxy.edit_answer(MetadataRequest, before_the_move(dead), times=None):
+        async with cluster_at(address) as cluster:
+            await cluster.bootstrap()
+            assert cluster.broker(1).address == dead
+            found = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="the coordinator")
+
+            assert (found.id, found.address) == (1, address)
+            assert await found.send(MetadataRequest(()))
+
+
+async def test_an_operation_is_retried_at_the_new_address_of_a_broker(kafka, address):
+    """If a broker cannot be reached, the metadata is refreshed before the next attempt."""
+    with closed_port() as dead:
+        async with cluster_at(address) as cluster:
+            with kafka.proxy.edit_answer(MetadataRequest, before_the_move(dead)):
+                await cluster.bootstrap()
+
+            assert await cluster.retrying(
+                lambda: cluster.broker(1).send(MetadataRequest(())), timeout_s=5, what="sending a request"
+            )
+
+
 async def test_a_failed_coordinator_lookup_stores_no_coordinator(kafka, address, name):
     """A failed coordinator lookup raises the broker's error and stores no coordinator."""
 

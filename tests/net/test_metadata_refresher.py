@@ -7,11 +7,15 @@ import itertools
 import statistics
 
 import pytest
+from msgspec.structs import replace
 
+from tailrace.config import split_address
+from tailrace.errors import BrokerConnectionError
 from tailrace.net.metadata_refresher import MetadataRefresher
 from tailrace.protocol.metadata import MetadataRequest
 from tests.support.consumer_group import until
 from tests.support.net.open_connections import cluster_at
+from tests.support.net.peers import closed_port
 
 
 @pytest.mark.parametrize("is_wanted", [False, True], ids=["by age alone", "wanted all the time"])
@@ -31,3 +35,25 @@ async def test_metadata_is_refreshed_at_its_age(kafka, group, is_wanted):
     assert statistics.median(between) < 0.6
     # Not more often than the first backoff.
     assert min(between) > 0.05
+
+
+async def test_metadata_is_refreshed_when_a_broker_cannot_be_reached(kafka):
+    """A broker that cannot be reached may have another address, which is looked up at once."""
+    with closed_port() as dead:
+        host, port = split_address(dead)
+        async with cluster_at(kafka.bootstrap_servers) as cluster:
+            with kafka.proxy.edit_answer(
+                MetadataRequest,
+                lambda answer: replace(
+                    answer, brokers=tuple(replace(one, host=host, port=port) for one in answer.brokers)
+                ),
+            ):
+                await cluster.bootstrap()
+            refreshing = asyncio.create_task(MetadataRefresher(cluster, lambda: None).run_refreshes())
+            await asyncio.sleep(0)
+            with pytest.raises(BrokerConnectionError):
+                await cluster.broker(1).send(MetadataRequest(()))
+
+            await until(lambda: cluster.broker(1).address == kafka.bootstrap_servers)
+            refreshing.cancel()
+            await asyncio.wait({refreshing})

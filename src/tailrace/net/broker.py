@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
@@ -83,6 +84,7 @@ class Broker:
         observer: receives the events of the connections.
         connects_on_demand: True to open connections when requests need them; False to fail requests until ``connect``
             is called.
+        on_unreachable: called when a connection cannot be opened, unless TLS or SASL has failed.
 
     Attributes:
         id: node id; negative for an address of ``bootstrap_servers``.
@@ -91,7 +93,7 @@ class Broker:
         rack: rack of the broker; None if none is configured.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - parts of a cluster
         self,
         node: BrokerMetadata,
         config: ConsumerConfig,
@@ -99,6 +101,7 @@ class Broker:
         observer: Observer,
         *,
         connects_on_demand: bool = False,
+        on_unreachable: Callable[[], None] | None = None,
     ) -> None:
         self.id = node.node_id
         self.host = node.host
@@ -106,7 +109,7 @@ class Broker:
         self.rack = node.rack
         self._config, self._dialer, self._observer = config, dialer, observer
         self._connections: dict[ChannelKey, _ReplaceableConnection] = {}
-        self._may_connect = connects_on_demand
+        self._may_connect, self._on_unreachable = connects_on_demand, on_unreachable
 
     @classmethod
     def from_metadata(cls, node: BrokerMetadata, config: ConsumerConfig, observer: Observer | None = None) -> Broker:
@@ -223,7 +226,7 @@ class Broker:
     def _connection(self, key: ChannelKey) -> _ReplaceableConnection:
         if key not in self._connections:
             self._connections[key] = _ReplaceableConnection(
-                key, self.host, self.port, self._config, self._dialer, self._observer
+                key, self.host, self.port, self._config, self._dialer, self._observer, self._on_unreachable
             )
         return self._connections[key]
 
@@ -232,10 +235,17 @@ class _ReplaceableConnection:
     """Connection for one ``ChannelKey``, replaced when it is lost or was idle for ``connections_max_idle_ms``."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - called only by Broker
-        self, key: ChannelKey, host: str, port: int, config: ConsumerConfig, dialer: Dialer, observer: Observer
+        self,
+        key: ChannelKey,
+        host: str,
+        port: int,
+        config: ConsumerConfig,
+        dialer: Dialer,
+        observer: Observer,
+        on_unreachable: Callable[[], None] | None,
     ) -> None:
         self._key, self._host, self._port = key, host, port
-        self._dialer, self._observer = dialer, observer
+        self._dialer, self._observer, self._on_unreachable = dialer, observer, on_unreachable
         self._backoff = Backoff.of_ms(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
         self._max_idle_s = config.connections_max_idle_ms / 1000
         self._dial_lock = asyncio.Lock()
@@ -308,6 +318,8 @@ class _ReplaceableConnection:
         self._retry_at = asyncio.get_running_loop().time() + self._backoff.pause_s(self._failures, chance)
         if not isinstance(error, AuthenticationError):
             self._observer.emit(BrokerUnreachable(f"{self._host}:{self._port}", str(error), error))
+            if self._on_unreachable is not None:
+                self._on_unreachable()
 
     def _failure_during_backoff(self, pause_s: float) -> TailraceError:
         # Callers retry after NodeNotConnectedError. A permanent error keeps its class, because a retry would also fail.

@@ -6,6 +6,7 @@ A Cluster runs no background task: MetadataRefresher refreshes the metadata. Sev
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -85,6 +86,9 @@ class Cluster:
         self._refreshed_at = 0.0
         self._topics_by_owner: dict[object, frozenset[str] | None] = {}
         """Topics of ``watch`` by owner; None for all."""
+        self._is_stale = False
+        """True if a broker could not be reached since the last metadata, so that it may have another address now."""
+        self._on_stale: list[Callable[[], None]] = []
         self._is_closed = False
 
     @robust_repr
@@ -212,20 +216,37 @@ class Cluster:
     def _update(self, answer: MetadataResponse) -> None:
         self.topology = self.topology.updated(answer)
         self._refresh_count, self._refresh_error = self._refresh_count + 1, None
-        self._refreshed_at = asyncio.get_running_loop().time()
-        for node_id, node in self.topology.brokers.items():
-            known = self._brokers.get(node_id)
-            if known is None or (known.host, known.port) != (node.host, node.port):
-                if known is not None:
-                    known.close()
-                self._brokers[node_id] = self._new_broker(node)
+        self._refreshed_at, self._is_stale = asyncio.get_running_loop().time(), False
+        for node in self.topology.brokers.values():
+            self._use_address(node)
         for node_id in self._brokers.keys() - self.topology.brokers.keys():
             self._brokers.pop(node_id).close()
 
     def _new_broker(self, node: BrokerMetadata) -> Broker:
         if self._is_closed:
             raise NodeNotConnectedError("the cluster was closed")
-        return Broker(node, self.config, self._dialer, self._observer, connects_on_demand=True)
+        on_unreachable = None if node.node_id < 0 else self._note_stale
+        return Broker(
+            node, self.config, self._dialer, self._observer, connects_on_demand=True, on_unreachable=on_unreachable
+        )
+
+    def _use_address(self, node: BrokerMetadata) -> None:
+        """Add a broker that is unknown, and replace one that has another address than ``node``."""
+        known = self._brokers.get(node.node_id)
+        if known is None or (known.host, known.port) != (node.host, node.port):
+            if known is not None:
+                known.close()
+            self._brokers[node.node_id] = self._new_broker(node)
+
+    def watch_staleness(self, on_stale: Callable[[], None]) -> Callable[[], None]:
+        """Call ``on_stale`` when the metadata may have outdated addresses, until the returned function is called."""
+        self._on_stale.append(on_stale)
+        return partial(self._on_stale.remove, on_stale)
+
+    def _note_stale(self) -> None:
+        self._is_stale = True
+        for on_stale in self._on_stale:
+            on_stale()
 
     def learn_leader(self, partition: TopicPartition, leader_id: int, epoch: int) -> None:
         """Update the leader of a partition from a broker's response (KIP-951), unless a newer leader is known."""
@@ -278,7 +299,23 @@ class Cluster:
         return self.broker(self._coordinators[group_id])
 
     async def _look_up(self, group_id: str) -> None:
-        request = FindCoordinatorRequest(group_id)
+        found = await self.find_coordinator(FindCoordinatorRequest(group_id), f"no coordinator of group {group_id!r}")
+        self._coordinators[group_id] = found.id
+        self._observer.emit(CoordinatorFound(group_id, found.address))
+
+    async def find_coordinator(self, request: FindCoordinatorRequest, failure: str = "") -> Broker:
+        """Request a coordinator from any broker, and return it at the address in the response.
+
+        The metadata has an older address if the coordinator was restarted elsewhere since.
+
+        Args:
+            request: request for the coordinator.
+            failure: detail of the error if the response has an error code without a message.
+
+        Raises:
+            BrokerError: there is no coordinator at present, or the principal may not look it up.
+            BrokerConnectionError: no broker answered.
+        """
         try:
             answer = await self.send_to_any(request)
         except BrokerConnectionError:
@@ -286,11 +323,16 @@ class Cluster:
             await self.refresh()
             answer = await self.send_to_any(request)
         if answer.error_code:
-            raise broker_error(answer.error_code, answer.error_message or f"no coordinator of group {group_id!r}")
-        if answer.node_id not in self._brokers:
-            self._brokers[answer.node_id] = self._new_broker(BrokerMetadata(answer.node_id, answer.host, answer.port))
-        self._coordinators[group_id] = answer.node_id
-        self._observer.emit(CoordinatorFound(group_id, f"{answer.host}:{answer.port}"))
+            raise broker_error(answer.error_code, answer.error_message or failure)
+        known = self._brokers.get(answer.node_id)
+        found = BrokerMetadata(answer.node_id, answer.host, answer.port, None if known is None else known.rack)
+        if known is not None and known.address != f"{answer.host}:{answer.port}":
+            with contextlib.suppress(BrokerConnectionError):
+                await self.refresh()
+        if self._brokers.get(answer.node_id) is known:
+            # The metadata of the brokers that were asked may be older than the response.
+            self._use_address(found)
+        return self.broker(answer.node_id)
 
     def coordinator_id(self, group_id: str) -> int | None:
         """Return the node id of the group's coordinator; None if it was not looked up, or was forgotten."""
@@ -311,6 +353,8 @@ class Cluster:
     async def retrying(self, attempt: Callable[[], Awaitable[ResultT]], *, timeout_s: float, what: str) -> ResultT:
         """Call ``attempt`` until it succeeds, with exponential backoff after failures (KIP-580); return its result.
 
+        If a broker could not be reached, the metadata is refreshed before the next attempt.
+
         Args:
             attempt: function to call.
             timeout_s: maximum time of all attempts and the pauses between them, in seconds.
@@ -330,6 +374,9 @@ class Cluster:
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
+                    if self._is_stale and self._brokers and isinstance(last, BrokerConnectionError):
+                        with contextlib.suppress(BrokerConnectionError):
+                            await self.refresh()
                     return await attempt()
             except TimeoutError as error:
                 if last is not None:  # The error of the previous attempt explains more than a timeout.

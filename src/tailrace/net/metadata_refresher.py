@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from typing import NoReturn
 
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.core.backoff import Backoff
@@ -15,7 +16,7 @@ __all__ = ["MetadataRefresher"]
 
 
 class MetadataRefresher:
-    """Refreshes cluster metadata when it is ``metadata_max_age_ms`` old, and on request.
+    """Refreshes cluster metadata when it is ``metadata_max_age_ms`` old, on request, and if a broker is unreachable.
 
     Args:
         cluster: cluster whose metadata is refreshed.
@@ -42,6 +43,13 @@ class MetadataRefresher:
             AuthenticationError, UnsupportedVersionError, ConfigurationError: all brokers failed, and at least one with
                 this error.
         """
+        stop_watching = self._cluster.watch_staleness(self.ask)
+        try:
+            await self._refresh_forever()
+        finally:
+            stop_watching()
+
+    async def _refresh_forever(self) -> NoReturn:
         loop, repetitions, repeated_until = asyncio.get_running_loop(), 0, 0.0
         while True:
             due_at = loop.time() + max(0.0, self._max_age_s - self._cluster.age_s)

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tailrace import OffsetAndMetadata, ProducerFencedError, PublishError, TopicPartition
+from tailrace.config import split_address
 from tailrace.core.group.events import Identity
 from tailrace.core.producer.states import ProducerState
 from tailrace.error_codes import ErrorCode
@@ -25,6 +26,7 @@ from tailrace.protocol.transactions import (
 )
 from tailrace.testing import FaultProxy
 from tests.support.committed_records import CommittedRecords
+from tests.support.net.peers import closed_port
 from tests.support.transaction_faults import IN_TRANSACTION, LOSSES, with_code
 
 NOBODY = Identity()
@@ -335,3 +337,17 @@ async def publish_one(producer: TransactionalProducer, topic: str, value: bytes)
     await producer.begin()
     await producer.send(topic, value)
     await producer.commit()
+
+
+async def test_a_coordinator_that_has_moved_is_used_before_the_metadata_is_refreshed(own_server, ledger, proxy):
+    """A transactional producer reaches its coordinator at the address that a broker names for it."""
+
+    def before_the_move(answer: MetadataResponse) -> MetadataResponse:
+        # The other address of the same broker stands for a broker that has not moved.
+        (node,) = answer.brokers
+        host, port = split_address(dead)
+        return replace(answer, brokers=(replace(node, host=host, port=port), replace(node, node_id=2)))
+
+    with closed_port() as dead, proxy.edit_answer(MetadataRequest, before_the_move, times=None):
+        async with ledger.producer(config={"start_timeout_ms": 10_000}) as producer:
+            assert producer.state is ProducerState.READY

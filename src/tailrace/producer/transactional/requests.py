@@ -44,7 +44,6 @@ from tailrace.errors import (
     TailraceError,
     TopicRecreatedError,
     UnsupportedVersionError,
-    broker_error,
 )
 from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
@@ -113,16 +112,8 @@ class TransactionRequests:
         if isinstance(request, SendOffsets):
             return await self._cluster.coordinator(request.offsets.group_id)
         if self._coordinator_id is None:
-            look_up = FindCoordinatorRequest(self._id, _TRANSACTION)
-            try:
-                answer = await self._cluster.send_to_any(look_up)
-            except BrokerConnectionError:
-                # The brokers may have new addresses.
-                await self._cluster.refresh()
-                answer = await self._cluster.send_to_any(look_up)
-            if answer.error_code:
-                raise broker_error(answer.error_code, answer.error_message or "")
-            self._coordinator_id = answer.node_id
+            found = await self._cluster.find_coordinator(FindCoordinatorRequest(self._id, _TRANSACTION))
+            self._coordinator_id = found.id
         try:
             return self._cluster.broker(self._coordinator_id)
         except NodeNotConnectedError:
