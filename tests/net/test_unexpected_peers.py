@@ -14,9 +14,10 @@ import trustme
 
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, RequestTimedOutError, UnsupportedVersionError
+from tailrace.net.dialer import Dialer
 from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse
 from tailrace.protocol.metadata import BrokerMetadata, MetadataRequest, MetadataResponse
-from tests.support.net.open_connections import dialled
+from tests.support.net.open_connections import configured, dialled
 from tests.support.net.peers import (
     Peer,
     black_hole,
@@ -171,6 +172,67 @@ async def test_every_address_of_a_name_is_tried(monkeypatch):
                 answer = await connection.send(MetadataRequest(()), 5)
 
     assert answer == ONE_BROKER
+
+
+FAULTS = {
+    "hangs up": hangs_up,
+    "resets": resets,
+    "hangs": silent,
+    "web server": sends(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+    "part of a frame": sends(struct.pack(">ii", 400, 1)),
+}
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+async def test_an_address_that_accepts_and_then_fails_is_skipped(monkeypatch, fault, options):
+    """If an address accepts the connection and then fails, the next one of the name is tried (KIP-302)."""
+    async with Peer(fault) as broken, Peer(opens_then(lambda *_: ONE_BROKER)) as peer:
+        resolve_as(monkeypatch, broken.port, peer.port)
+        timeout_ms = 500 if fault in {FAULTS["hangs"], FAULTS["part of a frame"]} else 10_000
+        given = {**options, "socket_connection_setup_timeout_ms": timeout_ms}
+        async with dialled(f"kafka.example:{peer.port}", **given) as connection:
+            assert await connection.send(MetadataRequest(()), 5) == ONE_BROKER
+
+
+async def test_an_address_whose_tls_fails_is_skipped(monkeypatch, tmp_path):
+    """If an address has no TLS, or a certificate for another host, the next address of the name is tried."""
+    authority = trustme.CA()
+    (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())
+    contexts = []
+    for name in ("other.example", "kafka.example"):
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        authority.issue_cert(name).configure_cert(context)
+        contexts.append(context)
+    options = {"security_protocol": "SSL", "ssl_cafile": str(tmp_path / "ca.pem")}
+    answers = opens_then(lambda *_: ONE_BROKER)
+
+    async with Peer(hangs_up) as plain, Peer(answers, tls=contexts[0]) as other, Peer(answers, tls=contexts[1]) as peer:
+        resolve_as(monkeypatch, plain.port, other.port, peer.port)
+        async with dialled("kafka.example:9092", **options) as connection:
+            assert await connection.send(MetadataRequest(()), 5) == ONE_BROKER
+
+
+async def test_an_address_that_has_failed_is_tried_last(monkeypatch):
+    """A reconnect begins with an address that has not failed, even if each attempt ends before the next address."""
+    async with Peer(silent) as broken, Peer(opens_then(lambda *_: ONE_BROKER)) as peer:
+        resolve_as(monkeypatch, broken.port, peer.port)
+        dialer = Dialer(configured("kafka.example:9092"))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(dialer.dial("kafka.example", 9092), 0.3)
+        connection = await asyncio.wait_for(dialer.dial("kafka.example", 9092), 5)
+        assert await connection.send(MetadataRequest(()), 5) == ONE_BROKER
+        connection.close()
+
+
+async def test_all_addresses_that_fail_are_reported(monkeypatch):
+    """If all addresses fail in different ways, the error names each of them; a temporary failure may be retried."""
+    async with Peer(hangs_up) as broken, Peer(silent) as hanging:
+        resolve_as(monkeypatch, broken.port, hanging.port)
+        error = await refusal("kafka.example:9092", socket_connection_setup_timeout_ms=300)
+
+    assert "the broker closed the connection" in str(error)
+    assert "no connection within 0.3 s" in str(error)
 
 
 def resolve_as(monkeypatch: pytest.MonkeyPatch, *found: int | OSError) -> None:

@@ -1,4 +1,4 @@
-"""Opening of connections: TCP, TLS, ApiVersions and SASL, within one deadline.
+"""Opening of connections: TCP, TLS, ApiVersions and SASL, within one deadline for each address.
 
 Every failure is raised as a TailraceError with the address and advice.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import socket
 import ssl
 from typing import Any
@@ -23,13 +22,22 @@ from tailrace.errors import (
 )
 from tailrace.net.connection import Connection
 from tailrace.net.security import authenticate, tls_context
-from tailrace.net.sockets import connected_socket, keep_alive
+from tailrace.net.sockets import SocketAddress, connected_socket, keep_alive, resolved
 from tailrace.protocol.api_versions import BrokerVersions, api_of
 from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse
 from tailrace.protocol.message import Request
 from tailrace.version import VERSION
 
 __all__ = ["Dialer"]
+
+
+class _DialProgress:
+    """Progress of the attempt to open a connection."""
+
+    address: SocketAddress | None = None
+    """Address that has accepted the connection; None if none has."""
+    is_logging_in: bool = False
+    """True once TLS and ApiVersions have succeeded."""
 
 
 class Dialer:
@@ -39,51 +47,89 @@ class Dialer:
         self._config = config
         self._tls = tls_context(config)
         self._timeout_s = config.socket_connection_setup_timeout_ms / 1000
+        self._failed_at: dict[tuple[str, int], dict[SocketAddress, float]] = {}
+        """Times at which addresses of a host and port have failed since their last success."""
 
     async def dial(self, host: str, port: int) -> Connection:
         """Open a connection that is ready for requests.
 
+        If the host has several addresses, and one of them accepts the connection but then fails, the others are tried
+        (KIP-302). An address that has failed is tried last the next time.
+
         Raises:
-            RequestTimedOutError: the steps took longer than ``socket_connection_setup_timeout_ms``.
+            RequestTimedOutError: the steps took longer than ``socket_connection_setup_timeout_ms`` for each address.
             BrokerConnectionError: the host is unknown or not reachable, or the peer is not a Kafka broker.
             AuthenticationError: TLS or SASL failed, on this side or the broker's.
             UnsupportedVersionError: the broker is too old.
         """
-        connection = Connection(f"{host}:{port}", self._config.client_id)
+        failures: list[TailraceError] = []
+        left = await self._resolve(host, port)
+        while True:
+            progress = _DialProgress()
+            try:
+                return await self._open(host, port, left, progress)
+            except (BrokerConnectionError, UnsupportedVersionError) as error:
+                failures.append(error)
+                if progress.address is not None:
+                    left.remove(progress.address)
+                # Without an address, all of them were tried. Refused credentials would be refused everywhere, and
+                # brokers may lock an account after some attempts.
+                is_denied = progress.is_logging_in and isinstance(error, AuthenticationError)
+                if progress.address is None or not left or is_denied:
+                    raise error if is_denied else _combined(failures) from None
+
+    async def _resolve(self, host: str, port: int) -> list[SocketAddress]:
+        """Return the addresses of a host; addresses that have failed since their last success are at the end."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._connect(connection, host, port)
-                await self._agree_on_versions(connection)
-                await self._log_in(connection, host)
+                found = await resolved(host, port)
         except TimeoutError:
+            raise RequestTimedOutError(f"{host}:{port}: the name was not resolved in {self._timeout_s:.1f} s") from None
+        except OSError as error:
+            raise BrokerConnectionError(f"{host}:{port}: {_connect_failure(error)}") from None
+        except UnicodeError:
+            raise BrokerConnectionError(f"{host}:{port}: the host name is invalid - check bootstrap_servers") from None
+        failed = self._failed_at.setdefault((host, port), {})
+        for address in failed.keys() - set(found):
+            del failed[address]
+        return sorted(found, key=lambda one: failed.get(one, 0.0))
+
+    async def _open(self, host: str, port: int, addresses: list[SocketAddress], progress: _DialProgress) -> Connection:
+        """Open a connection to one of ``addresses``; note in ``progress`` the address that has accepted it."""
+        connection = Connection(f"{host}:{port}", self._config.client_id)
+        failed = self._failed_at.setdefault((host, port), {})
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._connect(connection, host, port, addresses, progress)
+                await self._agree_on_versions(connection)
+                progress.is_logging_in = True
+                await self._log_in(connection, host)
+        except BaseException as error:
             connection.close()
-            raise RequestTimedOutError(
-                f"{host}:{port}: no connection within {self._timeout_s:.1f} s"
-                " - the host is down, a firewall drops packets, or the broker hangs"
-            ) from None
-        except BaseException:
-            connection.close()
+            if progress.address is not None:
+                failed[progress.address] = asyncio.get_running_loop().time()
+            if isinstance(error, TimeoutError):
+                raise RequestTimedOutError(
+                    f"{host}:{port}: no connection within {self._timeout_s:.1f} s"
+                    " - the host is down, a firewall drops packets, or the broker hangs"
+                ) from None
             raise
+        assert progress.address is not None
+        failed.pop(progress.address, None)
         return connection
 
-    async def _connect(self, connection: Connection, host: str, port: int) -> None:
+    async def _connect(
+        self, connection: Connection, host: str, port: int, addresses: list[SocketAddress], progress: _DialProgress
+    ) -> None:
         loop, config = asyncio.get_running_loop(), self._config
         try:
-            if (size := config.receive_buffer_bytes) is not None:
-                sock = await connected_socket(host, port, receive_buffer_bytes=size, local_addr=config.local_addr)
-                name = host if self._tls is not None else None
-                transport, _ = await loop.create_connection(
-                    lambda: connection.frames, sock=sock, ssl=self._tls, server_hostname=name
-                )
-            else:
-                transport, _ = await loop.create_connection(
-                    lambda: connection.frames,
-                    host,
-                    port,
-                    ssl=self._tls,
-                    local_addr=config.local_addr,
-                    **_happy_eyeballs(loop, host),
-                )
+            sock, progress.address = await connected_socket(
+                addresses, receive_buffer_bytes=config.receive_buffer_bytes, local_addr=config.local_addr
+            )
+            name = host if self._tls is not None else None
+            transport, _ = await loop.create_connection(
+                lambda: connection.frames, sock=sock, ssl=self._tls, server_hostname=name
+            )
             keep_alive(transport)
         except ssl.SSLCertVerificationError as error:
             raise AuthenticationError(f"{host}:{port}: {_certificate_failure(error)}") from None
@@ -91,8 +137,6 @@ class Dialer:
             raise AuthenticationError(f"{host}:{port}: {_tls_failure(error)}") from None
         except OSError as error:
             raise BrokerConnectionError(f"{host}:{port}: {_connect_failure(error)}") from None
-        except UnicodeError:
-            raise BrokerConnectionError(f"{host}:{port}: the host name is invalid - check bootstrap_servers") from None
 
     async def _agree_on_versions(self, connection: Connection) -> None:
         newest = ApiVersionsRequest.api.versions[-1]
@@ -189,20 +233,14 @@ def _connect_failure(error: OSError) -> str:
     return f"{text} - is the host up and reachable?"
 
 
-def _happy_eyeballs(loop: asyncio.AbstractEventLoop, host: str) -> dict[str, Any]:
-    """Return the argument with which ``create_connection`` tries the addresses of a name 0.25 s apart (RFC 8305).
+def _combined(failures: list[TailraceError]) -> TailraceError:
+    """Return the error that reports the failures of the addresses of one host.
 
-    The result is empty if ``host`` is an address, and for event loops such as uvloop's, which do not accept the
-    argument and try one address after the other.
+    The error is permanent only if all failures are, because a retry may find an address that is down now.
     """
-    if _is_address(host) or not isinstance(loop, asyncio.BaseEventLoop):
-        return {}
-    return {"happy_eyeballs_delay": 0.25}
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+    permanent = AuthenticationError | UnsupportedVersionError
+    others = [one for one in failures if not isinstance(one, permanent)]
+    texts = list(dict.fromkeys(map(str, others or failures)))
+    if len(texts) == 1 or not others:
+        return (others or failures)[0]
+    return BrokerConnectionError("; ".join(texts))
