@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing_extensions import TypedDict, TypeVar
 from tailrace.app.argument_checks import check_codec, check_middleware, check_text, check_when
 from tailrace.app.codec_protocols import AnyCodec
 from tailrace.config import ConsumerOptions
+from tailrace.config.resolution import place_of, similar
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
 from tailrace.core.dispatch.batching import Batch
 from tailrace.core.dispatch.lanes import OrderBy
@@ -351,13 +351,12 @@ def _check_names(options: Mapping[str, object]) -> None:
     for name in options:
         if name in known:
             continue
-        close = difflib.get_close_matches(name, known, n=1)
         if name in _REPLACEMENTS:
             hint = f"use {_REPLACEMENTS[name]}"
-        elif close:
-            hint = f"did you mean {close[0]!r}?"
+        elif place := place_of(name):
+            hint = f"it is {place}"
         else:
-            hint = f"the options are {', '.join(known)}"
+            hint = similar(name, known) or f"the options are {', '.join(known)}"
         raise ConfigurationError(f"handlers have no option {name!r} - {hint}")
 
 

@@ -30,13 +30,55 @@ from tailrace.config.spellings import OTHER_SPELLINGS
 from tailrace.config.variables import PREFIX, check_variables
 from tailrace.errors import ConfigurationError
 
-__all__ = ["check_names", "parse_option", "resolve", "with_changes"]
+__all__ = ["check_names", "parse_option", "place_of", "resolve", "similar", "with_changes"]
 
 _NOT_OPTIONS = {"max_poll_records": "getmany(max_records=...)", "listener": "the option 'rebalance_listener'"}
 """Names of options in other clients that tailrace does not have, mapped to the text that says what to use instead."""
 
+_SIMILARITY = 0.7
+"""Minimum similarity of names, between 0 and 1, for a hint."""
+_OF_APPS = frozenset({
+    "retry", "dead_letter", "on_failure", "on_corrupt_batch", "codec", "middleware", "require_broker", "delivery",
+    "transactional_id", "transaction_timeout_ms", "transaction_interval_ms", "transaction_max_records",
+})  # fmt: skip
+"""Options that App has in addition to those of its consumers."""
+_OF_HANDLERS = frozenset({"pattern", "when", "unmatched", "order_by", "concurrency", "timeout_ms", "publish", "batch"})
+"""Options that only handlers have."""
+_OF_PRODUCERS = frozenset({
+    "acks", "batch_num_messages", "batch_size", "buffer_memory", "compression_codec", "compression_level",
+    "compression_type", "delivery_timeout_ms", "enable_idempotence", "key_serializer", "linger_ms", "max_batch_size",
+    "max_block_ms", "max_in_flight", "max_in_flight_requests_per_connection", "max_request_size", "message_max_bytes",
+    "message_send_max_retries", "message_timeout_ms", "partitioner", "partitioner_class", "producer_acks",
+    "queue_buffering_max_kbytes", "queue_buffering_max_messages", "queue_buffering_max_ms", "request_required_acks",
+    "retries", "value_serializer",
+})  # fmt: skip
+"""Options of producers of other clients."""
+
 _FIELDS = {f.name: f for f in dataclasses.fields(ConsumerConfig)}
 _HINTS = typing.get_type_hints(ConsumerConfig)
+
+
+def place_of(name: str) -> str:
+    """Return the place of an option, and what to do with it; empty if no part of tailrace has the option."""
+    if name in _FIELDS:
+        return "an option of consumers - pass it to Consumer() or App()"
+    if name in _OF_APPS:
+        return "an option of App - pass it to App()"
+    if name in _OF_HANDLERS:
+        return "an option of handlers - pass it to @app.handler()"
+    if name in _OF_PRODUCERS:
+        return "an option of producers - leave it out: App publishes with acks='all' and idempotence"
+    return ""
+
+
+def similar(name: str, own: Collection[str]) -> str:
+    """Return a hint at an option whose name is similar to ``name``, with its place if it is not in ``own``."""
+    close = difflib.get_close_matches(name, own, n=1, cutoff=_SIMILARITY)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    elsewhere = [*_FIELDS, *_OF_APPS, *_OF_HANDLERS, *_OF_PRODUCERS]
+    close = difflib.get_close_matches(name, elsewhere, n=1, cutoff=_SIMILARITY)
+    return f"did you mean {close[0]!r}? It is {place_of(close[0])}" if close else ""
 
 
 def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> None:
@@ -58,15 +100,14 @@ def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> 
             )
         plain = name.replace(".", "_").lower()
         meant = plain if plain in _FIELDS else OTHER_SPELLINGS.get(plain)
-        close = difflib.get_close_matches(plain, [*_FIELDS, *of_app], n=1)
+        if meant is None and plain not in _NOT_OPTIONS and (place := place_of(plain)):
+            raise ConfigurationError(f"{name!r} is {place}")
         if meant is not None:
             hint = f"it is called {meant!r} here"
         elif plain in _NOT_OPTIONS:
             hint = f"use {_NOT_OPTIONS[plain]}"
-        elif close:
-            hint = f"did you mean {close[0]!r}?"
         else:
-            hint = "help(tailrace.Consumer) lists all options"
+            hint = similar(plain, [*_FIELDS, *of_app]) or "help(tailrace.Consumer) lists all options"
         raise ConfigurationError(f"there is no option {name!r} - {hint}")
 
 
