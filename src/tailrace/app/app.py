@@ -191,7 +191,7 @@ class App(Handlers):
 
     @robust_repr
     def __repr__(self) -> str:
-        state = "new" if self._supervisor is None else "started"
+        state = "new" if self._supervisor is None else "stopped" if self._supervisor.is_over else "started"
         return f"<App of {len(self.declared)} handlers group={self._options.get('group_id')} {state}>"
 
     def __getstate__(self) -> dict[str, object]:
@@ -285,6 +285,8 @@ class App(Handlers):
         if self._supervisor is None:
             return
         running = self._started
+        if not self._supervisor.is_over:
+            self._supervisor.check_loop("this app")
         if running.handler_in(asyncio.current_task()) is not None:
             raise ConsumerStateError(
                 "a handler cannot call stop(), which waits for the handler - call it from another task"
@@ -464,6 +466,8 @@ class App(Handlers):
             SchemaRegistryError: A schema is needed, and the schema registry does not answer.
         """
         running = self._started
+        if self._supervisor is not None:
+            self._supervisor.check_loop("this app")
         if running.publisher is None:
             if self._supervisor is not None and not self._supervisor.stopping.is_set():
                 raise PublishError(f"{topic}: no broker was reached yet - await wait_ready() first")

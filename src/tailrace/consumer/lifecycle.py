@@ -118,6 +118,8 @@ class ConsumerLifecycle:
             raise ConsumerStateError(UnstartedReader.advice)
         if self._is_stopped and not (in_callback(self._consumer) and self._is_running):
             raise ConsumerStateError(_STOPPED)
+        if self._supervisor is not None:
+            self._supervisor.check_loop("this consumer")
         return self.runtime
 
     @property
@@ -161,6 +163,14 @@ class ConsumerLifecycle:
             raise ConsumerStateError(
                 "a rebalance callback cannot await stop(), which waits for the callback - call it in another task"
             )
+        if self._supervisor is not None:
+            try:
+                self._supervisor.check_loop("this consumer")
+            except ConsumerStateError:
+                if self._is_running:
+                    raise
+                self._is_stopped = True  # Its loop has ended, and the consumer with it.
+                return
         self._is_stopped = True
         if self._supervisor is None or self.config is None or self.runtime is None:
             return

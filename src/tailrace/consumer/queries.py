@@ -202,11 +202,11 @@ class ConsumerQueries:
 
     def health(self) -> ConsumerHealth:
         """Return the state of the consumer and its membership."""
-        return self._started.health()
+        return (self._lifecycle.runtime or self._started).health()
 
     def metrics(self) -> dict[MetricName, float]:
         """Return a snapshot of the metrics, under the names of Kafka's Java consumer."""
-        return self._started.metrics()
+        return (self._lifecycle.runtime or self._started).metrics()
 
     def statistics(self) -> ConsumerStatistics:
         """Return a snapshot of offsets and lag by partition, of buffers, and of the durations of requests.

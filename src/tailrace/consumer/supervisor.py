@@ -78,6 +78,24 @@ class Supervisor:
         """Event loop in which the body runs; None before the start and once the body has ended."""
         return None if self._task is None or self._task.done() else self._task.get_loop()
 
+    def check_loop(self, what: str) -> None:
+        """Check that the running event loop, if there is one, is the one in which the body was started.
+
+        Raises:
+            ConsumerStateError: it is another one; ``what`` names the user's object.
+        """
+        if self._task is None:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if loop is not self._task.get_loop():
+            raise ConsumerStateError(
+                f"{what} was started in another event loop - use it in one asyncio.run() only, or create one for each"
+                " event loop"
+            )
+
     @property
     def is_over(self) -> bool:
         """True once the body has ended."""

@@ -303,6 +303,15 @@ def test_return_annotations_are_not_resolved():
 # ---- refused at the start -------------------------------------------------------------------------------------------
 
 
+def marker_as_type(value: bytes, key: Key): ...
+
+
+def marker_or_none(value: bytes, key: Key | None): ...
+
+
+def marker_with_name_as_type(value: bytes, trace: Header("trace-id")): ...
+
+
 async def two_values(order: Order, bank: Bank) -> None: ...
 async def many_values(*orders: Order) -> None: ...
 async def any_names(order: Order, **rest: Any) -> None: ...
@@ -353,6 +362,12 @@ async def a_generator(order: Order):
         (marker_as_default, "parameter 'trace' has a marker as its default - move the marker to the annotation"),
         (bare_marker_as_default, "parameter 'key' has a marker as its default"),
         (two_markers, "parameter 'key' has more than one marker"),
+        (
+            marker_as_type,
+            r"parameter 'key': Key is a marker, not a type - write the type and the marker: Annotated\[T, K",
+        ),
+        (marker_or_none, "parameter 'key': Key is a marker, not a type"),
+        (marker_with_name_as_type, "parameter 'trace': Header is a marker, not a type"),
         (marker_within, r"parameter 'trace': .* has a nested marker .* Annotated\[T \| None, marker\]"),
         (unknown_marker, "parameter 'order' .*'from orders' is not supported in Annotated - use Key, Header"),
         (forgotten_depends, "parameter 'bank' gets no argument"),

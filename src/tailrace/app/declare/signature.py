@@ -136,6 +136,11 @@ def _source_of(
     if len(marks) > 1:
         raise ConfigurationError(f"{label} has more than one marker - remove all but one")
     if not marks:
+        if any(_is_marker(one) for one in (annotation, *typing.get_args(annotation))):
+            raise ConfigurationError(
+                f"{label}: {_name_of_marker(annotation)} is a marker, not a type - write the type and the marker:"
+                f" {_MARKER_EXAMPLES}"
+            )
         if any(map(_is_marker, parts(annotation))):
             raise ConfigurationError(
                 f"{label}: {described(annotation)} has a nested marker - move it to the outermost level:"
@@ -207,6 +212,12 @@ def _check_not_foreign(one: object, label: str) -> None:
 
 def _is_marker(one: object) -> bool:
     return isinstance(one, _Marker) or any(one is bare for bare in (Key, Header, Depends))
+
+
+def _name_of_marker(annotation: object) -> str:
+    """Return the name of the marker in an annotation that should be a type."""
+    marker = next(one for one in (annotation, *typing.get_args(annotation)) if _is_marker(one))
+    return marker.__name__ if isinstance(marker, type) else type(marker).__name__
 
 
 # ---- partials, methods, objects, classes --------------------------------------------------------------
