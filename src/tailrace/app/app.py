@@ -244,8 +244,10 @@ class App(Handlers):
     async def start(self) -> None:
         """Read the signatures of handlers, open app-scoped dependencies, and start the consumers.
 
-        Handlers are called from then on. Without handlers, no consumer is started, and the app only publishes. With
-        ``require_broker=False``, return before a broker answers; the consumers are then started in the background.
+        Handlers are called from then on. The call does not wait for the groups' assignments: with
+        ``auto_offset_reset="latest"``, records are handled that are written after ``wait_ready()`` has returned.
+        Without handlers, no consumer is started, and the app only publishes. With ``require_broker=False``, return
+        before a broker answers; the consumers are then started in the background.
 
         Raises:
             ConfigurationError: A handler's signature is invalid, or options contradict each other.
@@ -357,6 +359,9 @@ class App(Handlers):
     async def wait_ready(self) -> None:
         """Wait until each group has its first assignment, even an empty one; without handlers, until a broker answers.
 
+        Records that are written after the return are handled, even with ``auto_offset_reset="latest"``. A partition
+        whose leader does not answer within ``start_timeout_ms`` is an exception, which ``health()`` reports.
+
         Raises:
             ConsumerStateError: The app is not started, or is stopped before that.
             TailraceError: An error has ended the app before that.
@@ -368,6 +373,7 @@ class App(Handlers):
             raise running.failure
         if not running.consumer_events.assigned.is_set():
             raise ConsumerStateError("this app ended before it was ready - start() it again")
+        await running.wait_for_starts()
 
     def health(self) -> Health:
         """Return the health of the app.

@@ -138,6 +138,10 @@ class AppRun:
             self.is_over.set()
             self.publisher, self.groups = None, []
 
+    async def wait_for_starts(self) -> None:
+        """Wait until records that are written to the groups' partitions from then on are handled."""
+        await asyncio.gather(*(group.source.wait_for_starts() for group in self.groups))
+
     @property
     def time_to_stop(self) -> tuple[float, float]:
         """Time in seconds for the orderly stop, and then to cancel everything that still runs."""
@@ -164,6 +168,7 @@ class AppRun:
             slowest_handler_s=slowest_s,
             overdue_handlers=tuple(name for group in self.groups for name in group.overdue),
             broker_error=self.consumer_events.broker_error,
+            start_delays=next(filter(None, (group.source.start_delays for group in self.groups)), ""),
             is_rebalancing=self.consumer_events.is_rebalancing,
             assignment_fault=self.consumer_events.assignment_fault,
             waiting=sum(group.waiting for group in self.groups),

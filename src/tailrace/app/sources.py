@@ -17,9 +17,11 @@ from tailrace.consumer.member_view import MemberView
 from tailrace.consumer.record_sinks import (
     also_subscribe,
     attach_sink,
+    start_delays_of,
     statistics_of,
     subscribe_matching,
     unreadable_batches_of,
+    wait_for_starts,
 )
 from tailrace.core.delivery.positions import Position, UnreadableBatch
 from tailrace.core.delivery.progress import Lease
@@ -179,6 +181,13 @@ class Source(Protocol):
     def wall_clock(self) -> float:
         """Return the time in seconds since the epoch, with which the due times of retry topics are compared."""
 
+    async def wait_for_starts(self) -> None:
+        """Wait until records that are written to the assigned partitions from then on are read."""
+
+    @property
+    def start_delays(self) -> str:
+        """Sentence about partitions that are not read, because their start offset is unknown; empty without any."""
+
     def statistics(self, started: Iterable[Record]) -> ConsumerStatistics | None:
         """Return the statistics of the consumer; None if there is no consumer, or it is not started.
 
@@ -228,6 +237,15 @@ class ConsumerSource:
     def wall_clock(self) -> float:
         """Return the time of this machine in seconds since the epoch."""
         return time.time()
+
+    async def wait_for_starts(self) -> None:
+        """Wait until the start offsets of the assigned partitions are known, for ``start_timeout_ms`` at most."""
+        await wait_for_starts(self.consumer)
+
+    @property
+    def start_delays(self) -> str:
+        """Sentence about partitions that are not read, because their start offset is unknown; empty without any."""
+        return start_delays_of(self.consumer)
 
     def statistics(self, started: Iterable[Record]) -> ConsumerStatistics | None:
         """Return the statistics of the consumer; None before its start."""

@@ -196,6 +196,10 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     async def start(self) -> None:
         """Connect to the cluster, check that the topics exist, and begin to join the group.
 
+        Without a group, records that are written after the return are read, even with ``auto_offset_reset="latest"``.
+        In a group, ``assigned()`` waits for that. A partition whose leader does not answer within ``start_timeout_ms``
+        is an exception, which ``StartOffsetDelayed`` and ``health()`` report.
+
         Raises:
             ConfigurationError: an option is missing or wrong.
             ConsumerStateError: the consumer was started or stopped before.
@@ -460,6 +464,10 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
 
         Buffered records of the partitions are dropped, and records in flight of these partitions are not finished.
 
+        Each partition is moved by itself. If the leader of one does not answer for three seconds, while others were
+        moved, it is left out of the result: its seek takes effect when the leader answers. ``StartOffsetDelayed`` and
+        ``health()`` report it.
+
         Args:
             to: partitions to seek to ``offset``, or a mapping of partitions to offsets.
             offset: new position; with another ``whence`` than "offset", a distance in offsets from that point. A
@@ -470,7 +478,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         Raises:
             ConsumerStateError: not started, stopped, or a partition is not assigned.
             ConfigurationError: an argument is invalid, or the arguments contradict each other.
-            RequestTimedOutError: the offset was not found within ``default_api_timeout_ms``.
+            RequestTimedOutError: no offset was found within ``default_api_timeout_ms``.
         """
         seek = self._started.seek
         if isinstance(to, Mapping):
@@ -483,11 +491,11 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         return found[to]
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
-        """Seek to the first offset of each partition's log, and return the offsets."""
+        """Seek to the first offset of each partition's log, and return the offsets; see ``seek``."""
         return await self.seek(partitions or self.assignment(), 0, whence="earliest")
 
     async def seek_to_end(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
-        """Seek to the end of each partition's log, and return the offsets."""
+        """Seek to the end of each partition's log, and return the offsets; see ``seek``."""
         return await self.seek(partitions or self.assignment(), 0, whence="latest")
 
     async def seek_to_time(self, time: Time, *partitions: TopicPartition) -> dict[TopicPartition, int]:
@@ -525,6 +533,8 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     async def subscribe(self, *topics: str, pattern: str | re.Pattern[str] | None = None) -> None:
         """Replace the subscription by these topics, or by the topics that match ``pattern``.
 
+        Without a group, records that are written after the return are read; see ``start``.
+
         Raises:
             ConsumerStateError: not started, stopped, or partitions were assigned by ``assign()``.
             UnknownTopicError: a topic does not exist; the subscription is unchanged.
@@ -533,11 +543,14 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         names, checked = checked_subscription(topics, pattern, runtime.config.group_protocol)
         await runtime.subscription.subscribe(names, checked)
         self._lifecycle.topics, self._lifecycle.pattern = names, checked
+        if runtime.membership is None:
+            await runtime.wait_for_starts(runtime.config.default_api_timeout_ms / 1000)
 
     async def assign(self, *partitions: Assignable, at: StartAt = None, tail: int | None = None) -> None:
         """Replace the assignment by these partitions, without membership in a group.
 
-        With a ``group_id``, offsets are committed to that group, which must have no members.
+        With a ``group_id``, offsets are committed to that group, which must have no members. Records that are written
+        after the return are read, even if a partition starts at "latest"; see ``start``.
 
         Args:
             partitions: "topic", ("topic", 0), ("topic", 0, offset), {"topic": 0}, {"topic": [0, 1]},
@@ -553,7 +566,9 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
             ConfigurationError: an argument is not a partition or start point.
             UnknownTopicError: a topic or a partition does not exist; the assignment is unchanged.
         """
-        await self._started.subscription.assign(partition_specs(partitions, default_start(at, tail), start_of))
+        runtime = self._started
+        await runtime.subscription.assign(partition_specs(partitions, default_start(at, tail), start_of))
+        await runtime.wait_for_starts(runtime.config.default_api_timeout_ms / 1000)
 
     async def unsubscribe(self) -> None:
         """Commit finished records if commits are automatic, then leave the group or drop the assignment."""
@@ -563,7 +578,9 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
     async def assigned(self, *, timeout_ms: int | None = None) -> frozenset[TopicPartition]:
         """Wait for the group's first assignment, and return the assigned partitions, possibly none.
 
-        The call returns after the rebalance callbacks; without a group, it returns at once.
+        The call returns after the rebalance callbacks, and, as ``start`` without a group, when the start offsets of
+        partitions that start at "latest" are known; automatic commits include them. Records that are written after the
+        return are read.
 
         Args:
             timeout_ms: maximum time to wait; by default ``default_api_timeout_ms``.

@@ -8,6 +8,7 @@ from tailrace.consumer.consumer import Consumer
 from tailrace.consumer.delivery.progress import RecordSink
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
+from tailrace.consumer.monitoring.health import describe_delays
 from tailrace.consumer.topic_patterns import TopicPredicate
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.core.delivery.positions import UnreadableBatch
@@ -19,10 +20,12 @@ __all__ = [
     "also_subscribe",
     "attach_sink",
     "refresh_metadata",
+    "start_delays_of",
     "statistics_of",
     "subscribe_matching",
     "topology_of",
     "unreadable_batches_of",
+    "wait_for_starts",
 ]
 
 
@@ -93,6 +96,21 @@ def unreadable_batches_of(consumer: Consumer) -> Mapping[TopicPartition, Unreada
     runtime = consumer._lifecycle.runtime  # noqa: SLF001 - same package
     positions = () if runtime is None else runtime.positions
     return {one.partition: one.unreadable for one in positions if one.unreadable is not None}
+
+
+async def wait_for_starts(consumer: Consumer) -> None:
+    """Wait until records that are written to the assigned partitions of a started consumer are read.
+
+    Unlike ``Consumer.assigned``, this may be called in a rebalance callback.
+    """
+    runtime = consumer._started  # noqa: SLF001 - same package
+    await runtime.wait_for_starts(runtime.config.default_api_timeout_ms / 1000)
+
+
+def start_delays_of(consumer: Consumer) -> str:
+    """Return a sentence about partitions of a consumer whose start offset is unknown; empty if there are none."""
+    runtime = consumer._lifecycle.runtime  # noqa: SLF001 - same package
+    return "" if runtime is None else describe_delays(runtime.start_delays)
 
 
 def statistics_of(consumer: Consumer, unfinished: Iterable[AnyRecord]) -> ConsumerStatistics | None:

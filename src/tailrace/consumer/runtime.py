@@ -6,7 +6,7 @@ If an error ends a consumer, polling calls raise the error, and finished records
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from itertools import chain
 
 import anyio
@@ -91,15 +91,14 @@ class ConsumerRuntime:
 
     async def run(self, supervisor: Supervisor) -> None:
         """Start the consumer, run until ``supervisor.stopping`` is set or an error occurs, and close it."""
-        config = self.config
+        config, loop = self.config, asyncio.get_running_loop()
+        deadline = loop.time() + config.start_timeout_ms / 1000
         try:
             await self._open()
             self._observer.emit(
                 ConsumerStarted(config.client_id, config.group_id, tuple(sorted(self.subscription.topics)))
             )
-            self._is_started = True
-            supervisor.ready.set()
-            await self._run_until(supervisor.stopping)
+            await self._run_until(supervisor, deadline)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - a defect of tailrace must not look like a clean end
@@ -121,9 +120,9 @@ class ConsumerRuntime:
             await self.cluster.reach(timeout_s)
         await self.subscription.check_topics_exist(timeout_s)
 
-    async def _run_until(self, stopping: asyncio.Event) -> None:
+    async def _run_until(self, supervisor: Supervisor, ready_by: float) -> None:
         self.subscription.metadata_changed()
-        components = self._components
+        components, stopping = self._components, supervisor.stopping
         background = [
             components.metadata_refresher.run_refreshes,
             components.fetcher.run_fetches,
@@ -136,8 +135,34 @@ class ConsumerRuntime:
             for run in background:
                 tasks.start_soon(self._run_background, run, stopping)
             tasks.start_soon(self._end_memberships, stopping, tasks.cancel_scope)
+            tasks.start_soon(self._report_ready, supervisor, ready_by)
             await self._run_memberships(stopping)
             tasks.cancel_scope.cancel()
+
+    async def _report_ready(self, supervisor: Supervisor, ready_by: float) -> None:
+        """Let ``start`` return when records that are written from then on are read; at ``ready_by`` at the latest."""
+        await self.wait_for_starts(max(0.0, ready_by - asyncio.get_running_loop().time()))
+        self._is_started = True
+        supervisor.ready.set()
+
+    async def wait_for_starts(self, timeout_s: float) -> None:
+        """Wait until the start of each assigned partition that begins at the end of its log is known.
+
+        Records that are written from then on are read. The wait ends after ``timeout_s`` and ``start_timeout_ms`` at
+        the latest; ``StartOffsetDelayed`` tells the partitions whose leader has not answered.
+
+        A member also commits these starts, if commits are automatic, so that the records are read even if it dies.
+        """
+        timeout_s, committer = min(timeout_s, self.config.start_timeout_ms / 1000), self.committer
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        waiting = [one for one in self.positions if one.reset_to is not None and one.reset_to.depends_on_end]
+        await self._components.offset_resetter.wait_until_found(waiting, timeout_s)
+        if committer is None or self.membership is None or not self.config.commits_automatically:
+            return
+        starts = [one.partition for one in self.positions if one.is_new_start]
+        if starts and self._components.policy.reset.depends_on_end and loop.time() < deadline:
+            await committer.commit_automatically(starts, timeout_s=deadline - loop.time(), will_retry=True)
 
     async def _run_background(self, run: Callable[[], Awaitable[None]], stopping: asyncio.Event) -> None:
         try:
@@ -176,15 +201,17 @@ class ConsumerRuntime:
             self.subscription.first_assignment_done.set()
 
     async def wait_for_first_assignment(self, timeout_ms: int) -> None:
-        """Wait for the group's first assignment, which may be empty.
+        """Wait for the group's first assignment, which may be empty, and for its start offsets.
 
         Raises:
             ConsumerStateError: nothing is subscribed or assigned, or the consumer was stopped.
             RequestTimedOutError: there is no assignment within ``timeout_ms``.
             TailraceError: the error that has ended the consumer.
         """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with asyncio.timeout_at(deadline):
                 await self.subscription.first_assignment_done.wait()
         except TimeoutError:
             # A reported error, such as a missing permission, explains more than a timeout.
@@ -199,6 +226,7 @@ class ConsumerRuntime:
             self.reader.raise_failure()
         if self.subscription.is_empty:
             raise ConsumerStateError("this consumer reads nothing - subscribe() or assign() first")
+        await self.wait_for_starts(max(0.0, deadline - loop.time()))
 
     def _metadata_changed(self) -> None:
         self.subscription.metadata_changed()
@@ -209,7 +237,14 @@ class ConsumerRuntime:
         """Return the consumer's health."""
         membership = self.membership
         age_s = None if membership is None else membership.heartbeat_age_s
-        return self._health.health(self.failure, len(self.positions), age_s, is_member=membership is not None)
+        return self._health.health(
+            self.failure, len(self.positions), age_s, self.start_delays, is_member=membership is not None
+        )
+
+    @property
+    def start_delays(self) -> Mapping[TopicPartition, str]:
+        """Partitions whose start offset has been unknown for long, with the reason."""
+        return self._components.offset_resetter.delays
 
     def metrics(self) -> dict[MetricName, float]:
         """Return the current value of each metric, and let end offsets be refreshed for the next call."""

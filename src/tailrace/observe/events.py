@@ -85,6 +85,8 @@ __all__ = [
     "SessionExpired",
     "ShutdownTimedOut",
     "SparkQueryFailed",
+    "StartOffsetDelayed",
+    "StartOffsetFound",
     "TelemetryFailed",
     "TopicCreated",
     "TopicMissing",
@@ -435,6 +437,33 @@ class OffsetReset(Event):
     """Policy that was applied: ``earliest``, ``latest``, a time or a duration."""
     lost: int | None
     """Number of offsets that were skipped; None if the position moved backwards or the number is unknown."""
+
+
+class StartOffsetDelayed(Event):
+    """The start offset of a partition is not known yet, because its leader does not return it. The request is repeated.
+
+    The partition is not read meanwhile. If it starts at the end of its log, records that are written before the leader
+    answers are skipped. Only emitted once until ``StartOffsetFound``.
+    """
+
+    level = logging.WARNING
+    partition: TopicPartition
+    start: str
+    """Start point: ``earliest``, ``latest``, a time or a duration."""
+    reason: str
+    waited_s: float
+    """Time in seconds since the look-up of the start offset began."""
+
+
+class StartOffsetFound(Event):
+    """The start offset of a partition is known after ``StartOffsetDelayed``."""
+
+    level = logging.INFO
+    partition: TopicPartition
+    offset: int
+    """Start offset."""
+    waited_s: float
+    """Time in seconds since the look-up of the start offset began."""
 
 
 class TopicRecreated(Event):

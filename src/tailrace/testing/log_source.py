@@ -114,6 +114,14 @@ class LogSource:
         """Return the time of the topics in memory, in seconds since the epoch."""
         return self._log.wall_clock()
 
+    async def wait_for_starts(self) -> None:
+        """Do nothing, because all topics are read from their first record on."""
+
+    @property
+    def start_delays(self) -> str:
+        """Empty, because all start offsets are known."""
+        return ""
+
     def statistics(self, started: Iterable[Record]) -> None:
         """Return None, because there is no consumer."""
 

@@ -76,6 +76,8 @@ class Vitals:
     """Names of handlers that still run after their ``timeout_ms``."""
     broker_error: str = ""
     """Reason why the cluster or a group's coordinator is unreachable; empty while they are reachable."""
+    start_delays: str = ""
+    """Sentence about partitions that are not read, because their start offset is unknown; empty without any."""
     is_rebalancing: bool = False
     assignment_fault: str = ""
     """Fault of a group's assignment, such as partitions without an owner; empty if there is none."""
@@ -133,6 +135,8 @@ def _handlers(vitals: Vitals) -> Check:
 def _brokers(vitals: Vitals, *, require_broker: bool) -> Check:
     if vitals.broker_error:
         return Check("brokers", "degraded", vitals.broker_error)
+    if vitals.start_delays:
+        return Check("brokers", "degraded", vitals.start_delays)
     if not vitals.is_started:
         return Check("brokers", "starting" if require_broker else "ok", "not reached yet")
     return Check("brokers", "ok")

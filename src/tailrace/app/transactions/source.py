@@ -105,6 +105,15 @@ class TransactionalSource:
         """Return the seconds since the epoch by the clock of the source."""
         return self._source.wall_clock()
 
+    async def wait_for_starts(self) -> None:
+        """Wait until the start offsets of the assigned partitions are known, for ``start_timeout_ms`` at most."""
+        await self._source.wait_for_starts()
+
+    @property
+    def start_delays(self) -> str:
+        """Sentence about partitions that are not read, because their start offset is unknown; empty without any."""
+        return self._source.start_delays
+
     def statistics(self, started: Iterable[Record]) -> ConsumerStatistics | None:
         """Return the statistics of the consumer; None if there is no consumer, or it is not started."""
         return self._source.statistics(started)

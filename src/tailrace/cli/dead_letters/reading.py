@@ -147,7 +147,7 @@ class DeadLetterReader:
                 found, failures = await list_offsets(
                     self._cluster, leader_id, requested, isolation_level=_READ_COMMITTED
                 )
-                errors += failures
+                errors += failures.values()
                 ends |= {one.partition: listed.offset for one, listed in found.items()}
             if errors:
                 await self._cluster.refresh()

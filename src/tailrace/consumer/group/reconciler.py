@@ -183,7 +183,7 @@ class AssignmentReconciler:
         """Commit the start positions of the first assignment, which replace the committed offsets."""
         self._start_positions.on_changed()
         timeout_s = self._config.max_poll_interval_ms / 1000
-        await self._offset_resetter.wait_until_found(self._positions.of(added), timeout_s)
+        await self._offset_resetter.wait_until_found(self._positions.of(added), timeout_s, skip_delayed=True)
         await self._committer.commit_automatically(added, timeout_s=self._commit_timeout_s, will_retry=True)
         self._resets_offsets = False
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tailrace.consumer.monitoring.status import ConsumerHealth
 from tailrace.errors import TailraceError
 from tailrace.observe.events import (
@@ -16,8 +18,17 @@ from tailrace.observe.events import (
     PartitionsAssigned,
     RebalanceStarted,
 )
+from tailrace.records import TopicPartition
 
-__all__ = ["HealthTracker"]
+__all__ = ["HealthTracker", "describe_delays"]
+
+
+def describe_delays(delays: Mapping[TopicPartition, str]) -> str:
+    """Return a sentence about partitions without a start offset; an empty text if there are none."""
+    for partition, reason in sorted(delays.items()):
+        others = f" ({len(delays) - 1} more partitions wait, too)" if len(delays) > 1 else ""
+        return f"{partition} is not read, because its start offset is unknown{others}: {reason}"
+    return ""
 
 
 class HealthTracker:
@@ -52,15 +63,21 @@ class HealthTracker:
                 pass
 
     def health(
-        self, failure: TailraceError | None, partitions: int, heartbeat_age_s: float | None, *, is_member: bool
+        self,
+        failure: TailraceError | None,
+        partitions: int,
+        heartbeat_age_s: float | None,
+        delays: Mapping[TopicPartition, str],
+        *,
+        is_member: bool,
     ) -> ConsumerHealth:
-        """Return the consumer's health."""
+        """Return the consumer's health; ``delays`` are partitions without a start offset, with the reason."""
         if failure is not None:
             return ConsumerHealth(status="failed", detail=str(failure))
         if is_member and not self._was_assigned:
             return ConsumerHealth(status="starting", detail=self._trouble or "joining the group")
         rebalancing = "the group is rebalancing" if is_member and self._is_rebalancing else ""
-        detail = self._trouble or self._assignment_fault or rebalancing
+        detail = self._trouble or self._assignment_fault or rebalancing or describe_delays(delays)
         return ConsumerHealth(
             status="degraded" if detail else "ok",
             detail=detail,

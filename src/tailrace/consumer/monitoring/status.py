@@ -44,7 +44,8 @@ class ConsumerHealth:
 
     Attributes:
         status: "starting" before the group's first assignment; "degraded" while the cluster or the group's coordinator
-            cannot be reached, or the group rebalances; "failed" once an error has ended the consumer; otherwise "ok".
+            cannot be reached, the group rebalances, or the start offset of a partition is unknown for long
+            (``StartOffsetDelayed``); "failed" once an error has ended the consumer; otherwise "ok".
         detail: reason why the status is not "ok".
         partitions: number of assigned partitions.
         heartbeat_age_s: seconds since the last acknowledged heartbeat was sent; None without a group.

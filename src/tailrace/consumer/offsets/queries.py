@@ -192,13 +192,14 @@ class OffsetQueries:
                 failures.append(error)
             else:
                 found.update(listed)
-                failures.extend(refused)
+                failures.extend(refused.values())
 
         async with anyio.create_task_group() as tasks:
             for leader_id, partitions in by_leader_id.items():
                 tasks.start_soon(ask, leader_id, partitions)
         if leaderless:
-            failures.append(broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{leaderless[0]} has no leader now"))
+            names = ", ".join(sorted(map(str, leaderless)))
+            failures.append(broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{names}: there is no leader now"))
         if failures:
             final = [error for error in failures if isinstance(error, BrokerError) and not error.retriable]
             if not final:

@@ -160,7 +160,7 @@ def group_by_leader(
 
 async def list_offsets(
     cluster: Cluster, leader_id: int, wanted: Mapping[TopicPartition, int], *, isolation_level: int = 0
-) -> tuple[dict[TopicPartition, ListedOffset], list[BrokerError]]:
+) -> tuple[dict[TopicPartition, ListedOffset], dict[TopicPartition, BrokerError]]:
     """Request offsets from one leader, without retries; return the offsets, and the errors of the other partitions.
 
     Args:
@@ -173,14 +173,14 @@ async def list_offsets(
         BrokerConnectionError: the leader does not answer.
     """
     found: dict[TopicPartition, ListedOffset] = {}
-    refused: list[BrokerError] = []
+    refused: dict[TopicPartition, BrokerError] = {}
     answer = await cluster.broker(leader_id).send(_list_offsets_request(cluster.topology, wanted, isolation_level))
     answered = {TopicPartition(one.topic, one.partition): one for one in answer.partitions}
     for partition in wanted:
         one = answered.get(partition)
         code = ErrorCode.UNKNOWN_SERVER_ERROR if one is None else one.error_code
         if one is None or code:
-            refused.append(broker_error(code, f"{partition}: its offsets could not be listed"))
+            refused[partition] = broker_error(code, f"{partition}: its offsets could not be listed")
         else:
             found[partition] = one
     return found, refused

@@ -97,7 +97,7 @@ class ManualAssignment:
             position.is_fetchable = True
         self._start_positions.on_changed()
         if resets_offsets and chosen and self._committer is not None:
-            await self._offset_resetter.wait_until_found(self._positions.of(chosen), self._timeout_s)
+            await self._offset_resetter.wait_until_found(self._positions.of(chosen), self._timeout_s, skip_delayed=True)
             await self._committer.commit_automatically(timeout_s=self._timeout_s, will_retry=True)
         self._is_first = self._is_first and not chosen
 

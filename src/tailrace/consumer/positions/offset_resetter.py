@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import anyio
 
@@ -20,10 +21,10 @@ from tailrace.core.cluster_metadata import is_other_log
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.positions.start_point import StartFrom, StartPoint
 from tailrace.error_codes import ErrorCode
-from tailrace.errors import BrokerConnectionError, BrokerError, MalformedMessageError
+from tailrace.errors import BrokerConnectionError, BrokerError, MalformedMessageError, TailraceError
 from tailrace.net.cluster import Cluster
 from tailrace.net.metadata_refresher import MetadataRefresher
-from tailrace.observe.events import OffsetReset
+from tailrace.observe.events import OffsetReset, StartOffsetDelayed, StartOffsetFound
 from tailrace.observe.hooks import Observer
 from tailrace.protocol.list_offsets import ListedOffset
 from tailrace.records import TopicPartition
@@ -32,6 +33,27 @@ __all__ = ["OffsetResetter"]
 
 _MAX_SERVER_ERRORS = 30
 """Number of failed requests in a row after which UNKNOWN_SERVER_ERROR is reported; the pauses are up to a second."""
+
+
+_DELAYED_S = 3.0
+"""Time in seconds without a start offset after which an event is emitted."""
+
+
+_UNANSWERED = "its leader has not answered yet"
+
+
+@dataclass(slots=True)
+class _Wait:
+    """Wait of a partition for its start offset, through any number of look-ups."""
+
+    since: float
+    """Time of the event loop at which the wait began."""
+    reason: str = _UNANSWERED
+    """Reason why the last look-up did not return the offset."""
+    is_refused: bool = False
+    """True if the leader has refused the last look-up with an error that a retry does not resolve."""
+    is_reported: bool = False
+    """True once ``StartOffsetDelayed`` was emitted."""
 
 
 class _LookUp:
@@ -76,6 +98,8 @@ class OffsetResetter:
         """Set when a position may wait for a start offset."""
         self._busy_leaders: set[int] = set()
         """Leaders with a request in flight, or in the pause after a failed request."""
+        self._waits: dict[TopicPartition, _Wait] = {}
+        """Partitions that wait for a start offset."""
         self._failures: dict[int, int] = {}
         """Number of consecutive failed requests to each leader."""
         self._found = asyncio.Event()
@@ -94,19 +118,43 @@ class OffsetResetter:
         self._found.set()
         self._found = asyncio.Event()
 
-    async def wait_until_found(self, positions: Iterable[Position], timeout_s: float) -> None:
+    @property
+    def delays(self) -> Mapping[TopicPartition, str]:
+        """Partitions for which ``StartOffsetDelayed`` was emitted and that still wait, with the reason."""
+        return {partition: wait.reason for partition, wait in self._waits.items() if wait.is_reported}
+
+    def reason_for(self, partition: TopicPartition) -> str:
+        """Return the reason why a partition has no start offset yet."""
+        wait = self._waits.get(partition)
+        return _UNANSWERED if wait is None else wait.reason
+
+    async def wait_until_found(
+        self, positions: Iterable[Position], timeout_s: float, *, skip_delayed: bool = False
+    ) -> None:
         """Wait until the start offset of each position is known, for ``timeout_s`` seconds at most.
 
-        Positions are not waited for if the partition was revoked, or if the user has to seek
-        (``auto_offset_reset="none"``).
+        Positions are not waited for if the partition was revoked, if the user has to seek
+        (``auto_offset_reset="none"``), or if the leader has refused to return the offset for good.
+
+        With ``skip_delayed``, positions for which ``StartOffsetDelayed`` was emitted are not waited for if the start
+        offset of another position is known.
         """
+        wanted = list(positions)
+
+        def is_awaited(one: Position) -> bool:
+            if self._positions.get(one.partition) is not one or one.delivered is not None or one.is_refused:
+                return False
+            wait = self._waits.get(one.partition)
+            if wait is None or not (wait.is_refused or (skip_delayed and wait.is_reported)):
+                return True
+            return not wait.is_refused and all(other.delivered is None for other in wanted)
+
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                for one in positions:
-                    # In a rebalance callback, nothing else may have started the look-up yet.
-                    self._wakeup.set()
-                    while self._positions.get(one.partition) is one and one.delivered is None and not one.is_refused:
-                        await self._found.wait()
+                # In a rebalance callback, nothing else may have started the look-up yet.
+                self._wakeup.set()
+                while any(map(is_awaited, wanted)):
+                    await self._found.wait()
 
     async def run_resets(self) -> None:
         """Look up start offsets until canceled; a leader that hangs delays only its own partitions."""
@@ -119,9 +167,12 @@ class OffsetResetter:
                     if position.reset_to is not None and position.reset_to.whence is StartFrom.NONE:
                         self._start_positions.require_seek(position)
                         self._wake_waiters()
+                self._note_waits(missing)
                 by_leader_id, leaderless = group_by_leader(
                     self._cluster, (p for p, at in waiting.items() if at.reset_to is not None)
                 )
+                for partition in leaderless:
+                    self._waits[partition].reason = "the partition has no leader"
                 if leaderless or len(waiting) < len(missing):
                     self._metadata_refresher.ask()
                 for leader_id in by_leader_id.keys() - self._busy_leaders:
@@ -129,7 +180,33 @@ class OffsetResetter:
                     tasks.start_soon(
                         self._look_up, leader_id, [waiting[partition] for partition in by_leader_id[leader_id]]
                     )
-                await self._wakeup.wait()
+                await self._wakeup.wait(self._report_delays())
+
+    def _note_waits(self, missing: Iterable[Position]) -> None:
+        """Begin and end the waits of partitions."""
+        now, before = asyncio.get_running_loop().time(), self._waits
+        self._waits = {one.partition: before.get(one.partition, _Wait(now)) for one in missing}
+        for position in self._positions.of(before.keys() - self._waits.keys()):
+            wait = before[position.partition]
+            if wait.is_reported and position.delivered is not None:
+                self._observer.emit(StartOffsetFound(position.partition, position.delivered, now - wait.since))
+
+    def _report_delays(self) -> float | None:
+        """Emit an event for each partition that has waited for long; return the time at which the next one is due."""
+        now = asyncio.get_running_loop().time()
+        for position in self._positions.of(self._waits):
+            wait = self._waits[position.partition]
+            if not wait.is_reported and now >= wait.since + _DELAYED_S:
+                wait.is_reported = True
+                self._observer.emit(
+                    StartOffsetDelayed(position.partition, str(position.reset_to), wait.reason, now - wait.since)
+                )
+                # The leader may hang, and another broker may be the leader meanwhile.
+                self._metadata_refresher.ask()
+                self._wake_waiters()
+        if self.delays:
+            return now + _DELAYED_S
+        return min((one.since + _DELAYED_S for one in self._waits.values()), default=None)
 
     def _is_unassigned(self, position: Position) -> bool:
         return is_other_log(position.assigned_topic_id, position.partition, self._cluster.topology)
@@ -141,16 +218,21 @@ class OffsetResetter:
         """
         # A seek may have set a position since this task was started.
         lookups = {position.partition: _LookUp(position) for position in waiting if position.reset_to is not None}
-        refused: list[BrokerError] = []
+        refused: dict[TopicPartition, BrokerError] = {}
         is_answered, is_found = True, False
-        while is_answered and not refused and (wanted := _timestamps(lookups)):
+        while is_answered and (wanted := _timestamps(lookups)):
             found: dict[TopicPartition, ListedOffset] = {}
             try:
-                found, refused = await list_offsets(
+                found, errors = await list_offsets(
                     self._cluster, leader_id, wanted, isolation_level=self._isolation_level
                 )
-            except (BrokerConnectionError, MalformedMessageError):
-                is_answered = False
+            except (BrokerConnectionError, MalformedMessageError) as error:
+                is_answered, errors = False, {}
+                self._note_reasons(dict.fromkeys(wanted, error))
+            refused |= errors
+            self._note_reasons(errors)
+            for partition in errors:
+                del lookups[partition]
             for partition, offset in found.items():
                 lookup = lookups[partition]
                 lookup.known[wanted[partition]] = offset
@@ -166,13 +248,20 @@ class OffsetResetter:
         self._busy_leaders.discard(leader_id)
         self.wake()
 
-    async def _pause(self, leader_id: int, refused: list[BrokerError]) -> None:
+    def _note_reasons(self, errors: Mapping[TopicPartition, TailraceError]) -> None:
+        """Note why partitions have no start offset, for events and errors."""
+        for partition in errors.keys() & self._waits.keys():
+            wait, error = self._waits[partition], errors[partition]
+            wait.reason, wait.is_refused = str(error), isinstance(error, BrokerError) and not error.retriable
+
+    async def _pause(self, leader_id: int, refused: Mapping[TopicPartition, BrokerError]) -> None:
         """Report errors that a retry does not resolve, request a refresh of the metadata, and pause."""
         failures = self._failures[leader_id] = self._failures.get(leader_id, 0) + 1
-        for error in refused:
+        for error in refused.values():
             has_recurred = error.code == ErrorCode.UNKNOWN_SERVER_ERROR and failures >= _MAX_SERVER_ERRORS
             if not error.retriable or has_recurred:
                 self._reader.report(error)
+        self._wake_waiters()
         self._metadata_refresher.ask()
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
 

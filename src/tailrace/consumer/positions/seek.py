@@ -72,7 +72,7 @@ class Seek:
         await self._offset_resetter.wait_until_found(wanted, self._timeout_s)
         if skip_unassigned:
             sought = [one.partition for one in wanted if self._positions.get(one.partition) is one]
-        return {partition: _found_position(self.assigned_position(partition)) for partition in sought}
+        return {partition: self._found_position(self.assigned_position(partition)) for partition in sought}
 
     async def seek(
         self, partitions: Iterable[TopicPartition], offset: object, whence: str, *, spread: bool
@@ -120,27 +120,31 @@ class Seek:
     async def seek_to(self, to: Mapping[TopicPartition, Start]) -> dict[TopicPartition, int]:
         """Seek to the given starts, and return the new positions.
 
-        A partition that is revoked before its new position is known is left out.
+        A partition that is revoked before its new position is known is left out, and so is one whose leader does not
+        answer, if other partitions were moved (``StartOffsetDelayed``). Its seek takes effect when the leader answers.
 
         Raises:
             ConsumerStateError: a partition is not assigned.
-            RequestTimedOutError: a leader did not return its log's offsets in time.
+            RequestTimedOutError: no leader returned its log's offsets in time.
         """
         moved = {partition: self.assigned_position(partition) for partition in to}
         for partition, position in moved.items():
             self._start_positions.drop_and_set_start(position, to[partition])
         self._start_positions.on_changed()
-        await self._offset_resetter.wait_until_found(moved.values(), self._timeout_s)
-        return {
-            one: _found_position(position) for one, position in moved.items() if self._positions.get(one) is position
+        await self._offset_resetter.wait_until_found(moved.values(), self._timeout_s, skip_delayed=True)
+        owned = {one: position for one, position in moved.items() if self._positions.get(one) is position}
+        delays = self._offset_resetter.delays
+        found = {
+            one: position for one, position in owned.items() if one not in delays or position.delivered is not None
         }
+        return {one: self._found_position(position) for one, position in (found or owned).items()}
 
-
-def _found_position(position: Position) -> int:
-    if position.is_refused:
-        raise OffsetOutOfRangeError(*position.partition, position.reset_from)
-    if position.next_offset is None:
-        raise RequestTimedOutError(
-            f"{position.partition} has no position yet: its leader did not return the start offset in time - try again"
-        )
-    return position.next_offset
+    def _found_position(self, position: Position) -> int:
+        if position.is_refused:
+            raise OffsetOutOfRangeError(*position.partition, position.reset_from)
+        if position.next_offset is None:
+            raise RequestTimedOutError(
+                f"{position.partition} has no position yet, and is read once its leader returns the start offset:"
+                f" {self._offset_resetter.reason_for(position.partition)} - check the partition's leader"
+            )
+        return position.next_offset

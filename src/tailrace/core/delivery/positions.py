@@ -166,6 +166,11 @@ class Position:
         return finished is not None and (self.has_stale_commit or finished > max(self.commit_base, self.committed or 0))
 
     @property
+    def is_new_start(self) -> bool:
+        """True if the partition has a start offset and the group has no committed offset."""
+        return self.progress is not None and self.committed is None
+
+    @property
     def is_uncommitted(self) -> bool:
         """True if ``finished`` is above the committed offset, or no offset was committed in the current epoch."""
         finished = self.finished

@@ -68,6 +68,14 @@ class StartPoint:
         """True if the start point has an age, so that the offset depends on the current time."""
         return self.whence is StartFrom.AGO
 
+    @property
+    def depends_on_end(self) -> bool:
+        """True if the offset depends on the end of the log at the time of the look-up.
+
+        Records that are written before the look-up may then be skipped.
+        """
+        return self.whence is not StartFrom.NONE and (self.whence is not StartFrom.EARLIEST or self.shift != 0)
+
     def next_timestamp(self, known: Mapping[int, ListedOffset]) -> int | None:
         """Return the next timestamp to request with ListOffsets; None if the answers in ``known`` suffice."""
         if self.whence is StartFrom.TIME:

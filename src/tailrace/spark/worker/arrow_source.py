@@ -85,6 +85,14 @@ class ArrowSource:
         """Return the time of this machine in seconds since the epoch."""
         return time.time()
 
+    async def wait_for_starts(self) -> None:
+        """Do nothing, because Spark chooses the records."""
+
+    @property
+    def start_delays(self) -> str:
+        """Empty, because Spark chooses the records."""
+        return ""
+
     def statistics(self, started: Iterable[Record]) -> None:
         """Return None, because there is no consumer."""
 
