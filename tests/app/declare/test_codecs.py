@@ -8,11 +8,13 @@ import sys
 import uuid
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
 
 import msgspec
 import pydantic
+import pydantic.alias_generators
 import pytest
+import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,6 +98,84 @@ class WithModel:
     inside: Model
 
 
+Positive = Annotated[int, pydantic.Field(gt=0)]
+Quantity = NewType("Quantity", Positive)
+T = TypeVar("T")
+
+
+class StructWithModel(msgspec.Struct):
+    inside: Model
+
+
+class StructWithField(msgspec.Struct):
+    quantity: Positive
+
+
+class ModelWithMeta(pydantic.BaseModel):
+    quantity: Annotated[int, msgspec.Meta(gt=0)]
+
+
+@dataclass
+class Line:
+    quantity: Positive
+
+
+@dataclass
+class Later:
+    line: Line | None
+    more: list[Later]
+
+
+@dataclass
+class OptionalQuantity:
+    quantity: Positive | None = None
+    by_name: dict[str, list[Quantity]] | None = None
+
+
+class TypedLine(typing_extensions.TypedDict):
+    quantity: NotRequired[Positive]
+
+
+class NamedLine(NamedTuple):
+    quantity: Positive
+
+
+@dataclass
+class Box(Generic[T]):
+    item: T
+
+
+class Aliased(pydantic.BaseModel):
+    order_id: int = pydantic.Field(alias="orderId")
+    inner: Aliased | None = None
+
+
+class Camel(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(alias_generator=pydantic.alias_generators.to_camel, populate_by_name=True)
+    order_id: int
+
+
+class Named2(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(serialize_by_alias=False, populate_by_name=True)
+    order_id: int = pydantic.Field(alias="orderId")
+
+
+@pydantic.dataclasses.dataclass
+class AliasedData:
+    order_id: Annotated[int, pydantic.Field(alias="orderId")]
+
+
+@dataclass
+class Holder:
+    first: AliasedData
+    second: Aliased
+    weight: Annotated[int, pydantic.Field(alias="w")] = 1
+
+
+Orders = pydantic.RootModel[list[Aliased]]
+ALIASED, CAMEL, DATA = Aliased(orderId=1, inner=Aliased(orderId=2)), Camel(order_id=1), AliasedData(orderId=1)
+
+
 class Broken(msgspec.Struct):
     field: Nowhere  # noqa: F821
 
@@ -149,6 +229,20 @@ VALUES = [
     (list[Model], [Model(name="ann", total=5)]),
     (dict[str, Model], {"a": Model(name="ann", total=5)}),
     (ModelData, ModelData("ann", uuid.UUID(int=7))),
+    (WithModel, WithModel(Model(name="ann", total=5))),
+    (Aliased, ALIASED),
+    (list[Aliased], [ALIASED]),
+    (dict[str, list[Aliased]], {"a": [ALIASED]}),
+    (Aliased | Cat, ALIASED),
+    (Camel, CAMEL),
+    (Named2, Named2(order_id=1)),
+    (Orders, Orders([ALIASED])),
+    (AliasedData, DATA),
+    (list[AliasedData], [DATA]),
+    (dict[str, list[AliasedData]], {"a": [DATA], "b": []}),
+    (Holder, Holder(DATA, ALIASED)),
+    (list[Holder], [Holder(DATA, ALIASED)]),
+    (Box[Aliased], Box(ALIASED)),
 ]
 
 
@@ -187,6 +281,81 @@ def test_a_value_without_a_json_form_raises_a_type_error():
             CODEC.encode(value)
 
 
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (Line, {"quantity": -1}),
+        (list[Line], [{"quantity": -1}]),
+        (dict[str, Line | None], {"a": {"quantity": -1}}),
+        (Later, {"line": None, "more": [{"line": {"quantity": -1}, "more": []}]}),
+        (OptionalQuantity, {"quantity": -1}),
+        (OptionalQuantity, {"by_name": {"a": [1, -1]}}),
+        (TypedLine, {"quantity": -1}),
+        (NamedLine, [-1]),
+        (Box[Positive], {"item": -1}),
+        (Box[Line], {"item": {"quantity": -1}}),
+        (list[Quantity], [-1]),
+        (WithModel, {"inside": {"name": 5}}),
+        (list[Annotated[int, msgspec.Meta(gt=0)]], [-1]),
+    ],
+)
+async def test_constraints_of_fields_are_enforced(annotation, value):
+    """A constraint in ``Annotated`` is enforced in the fields of any class, at any depth."""
+    assert "the value cannot be decoded" in str(await failure(annotation, json.dumps(value).encode()))
+
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+@dataclass
+class Weighed:
+    weight: float
+    note: str | None = None
+
+
+class WeighedStruct(msgspec.Struct):
+    weight: Any
+
+
+class WeighedModel(pydantic.BaseModel):
+    weight: float
+    note: str | None = None
+
+
+class TextModel(WeighedModel):
+    model_config = pydantic.ConfigDict(ser_json_inf_nan="strings")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        NAN,
+        -INFINITE,
+        [1.0, NAN],
+        {"a": {"b": (None, INFINITE)}},
+        Weighed(NAN),
+        WeighedStruct([Weighed(INFINITE)]),
+        WeighedModel(weight=NAN),
+        [WeighedModel(weight=INFINITE)],
+        WeighedStruct(WeighedModel(weight=NAN)),
+        pydantic.RootModel[list[float]]([NAN]),
+    ],
+    ids=repr,
+)
+def test_a_number_that_is_not_finite_is_not_published(value):
+    """NaN and infinite numbers, which JSON does not have, raise an error and do not become null."""
+    with pytest.raises(ValueError, match="has no JSON form - publish None or a string"):
+        CODEC.encode(value)
+
+
+@pytest.mark.parametrize(
+    "value", [[None, 1e308], Weighed(0.0), WeighedModel(weight=1), TextModel(weight=NAN), {"null": "null"}], ids=repr
+)
+def test_null_is_published(value):
+    """None is published as null, and NaN as a string by a model that is configured to do so."""
+    assert b"null" in CODEC.encode(value)
+
+
 def test_text_in_a_union_is_json():
     """In a union with other types than None, text is JSON and has quotes."""
     decode = CODEC.decoder(int | str)
@@ -200,7 +369,11 @@ def test_text_in_a_union_is_json():
         (Foreign, "Foreign cannot be decoded"),
         (list[Foreign], "Foreign cannot be decoded"),
         (WithForeign, "Foreign cannot be decoded"),
-        (WithModel, "Model cannot be decoded - a type that contains pydantic models must be a pydantic model"),
+        (StructWithModel, "StructWithModel contains pydantic models or metadata"),
+        (StructWithField, "StructWithField contains pydantic models or metadata"),
+        (list[dict[str, StructWithField]], "StructWithField contains pydantic models or metadata"),
+        (ModelWithMeta, r"pydantic ignores msgspec.Meta\(gt=0\) in .* - use pydantic.Field"),
+        (list[Annotated[int, msgspec.Meta(gt=0), pydantic.Field(lt=9)]], "pydantic ignores msgspec.Meta"),
         (Model | Foreign, "Foreign"),
         (Struct | Typed, "not supported"),
         (Broken, "Nowhere"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Union
 
 from tailrace.errors import ConfigurationError
@@ -67,10 +67,11 @@ def metadata(annotation: object) -> tuple[object, ...]:
     return typing.get_args(annotation)[1:] if typing.get_origin(annotation) is Annotated else ()
 
 
-def parts(annotation: object) -> Iterator[object]:
+def parts(annotation: object, *, with_fields: bool = False) -> Iterator[object]:
     """Yield a type and everything inside its brackets, at all levels: type arguments, union members and metadata.
 
-    An alias ``type X = ...`` is followed by the type that it names. The types of the fields of a class are not yielded.
+    An alias ``type X = ...`` or NewType is followed by the type that it names. With ``with_fields``, the types of the
+    fields of dataclasses, Structs, TypedDicts, NamedTuples, attrs classes and pydantic models are yielded, too.
     """
     pending, seen = [annotation], list[object]()
     while pending:
@@ -80,8 +81,36 @@ def parts(annotation: object) -> Iterator[object]:
         seen.append(part)
         yield part
         pending += typing.get_args(part)
-        if (aliased := _aliased_type(part)) is not None:
-            pending.append(aliased)
+        origin = typing.get_origin(part) or part
+        for named in (_aliased_type(part), _aliased_type(origin), getattr(part, "__supertype__", None)):
+            if named is not None:
+                pending.append(named)
+        if with_fields:
+            pending += _field_types(origin)
+
+
+def _field_types(kind: object) -> list[object]:
+    """Return the types of the fields of a class; empty for other classes, or if a name in them cannot be resolved."""
+    if not isinstance(kind, type) or not any(hasattr(kind, name) for name in _FIELD_MARKS):
+        return []
+    if hasattr(kind, "model_fields"):
+        fields: Mapping[str, Any] = kind.model_fields
+        return [one for field in fields.values() for one in (field.annotation, *field.metadata)]
+    try:
+        return list(typing.get_type_hints(kind, include_extras=True).values())
+    except (AttributeError, NameError, SyntaxError, TypeError):
+        return []  # The codec reports the name.
+
+
+_FIELD_MARKS = (
+    "__dataclass_fields__",
+    "__struct_fields__",
+    "__attrs_attrs__",
+    "__required_keys__",
+    "_field_defaults",
+    "model_fields",
+)
+"""Attributes of dataclasses, Structs, attrs classes, TypedDicts, NamedTuples and pydantic models."""
 
 
 def described(annotation: object) -> str:

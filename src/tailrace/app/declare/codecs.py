@@ -8,8 +8,10 @@ before it calls the decoder.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -19,7 +21,9 @@ from tailrace.app.declare.annotations import described, metadata, parts, split_n
 
 __all__ = [
     "JsonCodec",
+    "check_pydantic_type",
     "check_type",
+    "dump_pydantic",
     "encode_text",
     "needs_pydantic",
     "text_decoder",
@@ -81,6 +85,7 @@ class JsonCodec:
 
         Raises:
             TypeError: The value has no JSON form.
+            ValueError: A number in the value is not finite, so that it has no JSON form.
         """
         if isinstance(value, bytes):
             return value
@@ -89,8 +94,12 @@ class JsonCodec:
         if isinstance(value, bytearray | memoryview):
             return bytes(value)
         if hasattr(type(value), "__pydantic_serializer__"):
-            return _encode_with_pydantic(value)
-        return _JSON.encode(value)
+            payload = _encode_with_pydantic(value)
+        else:
+            payload = _JSON.encode(_with_aliases(value))
+        if b"null" in payload:
+            _check_finite(value)
+        return payload
 
 
 def text_decoder(annotation: Any) -> Decode:  # noqa: ANN401
@@ -206,37 +215,140 @@ def _has_text(info: msgspec.inspect.Type) -> bool:
 
 
 def needs_pydantic(annotation: object) -> bool:
-    """Return True if a type contains a pydantic model or metadata of pydantic, so that pydantic must decode it."""
+    """Return True if a type or its fields contain pydantic models or metadata, so that pydantic must decode it."""
     return any(
         hasattr(part, "__pydantic_validator__")
         if isinstance(part, type)
         else type(part).__module__.partition(".")[0] in {"pydantic", "annotated_types"}
-        for part in parts(annotation)
+        for part in parts(annotation, with_fields=True)
     )
+
+
+def check_pydantic_type(annotation: object) -> None:
+    """Check that pydantic supports all parts of a type that needs pydantic.
+
+    Raises:
+        TypeError: A part of the type is supported by msgspec only.
+    """
+    for part in parts(annotation, with_fields=True):
+        if isinstance(part, msgspec.Meta):
+            raise TypeError(f"pydantic ignores {part!r} in {described(annotation)} - use pydantic.Field")
+        if isinstance(part, type) and (issubclass(part, msgspec.Struct) or hasattr(part, "__attrs_attrs__")):
+            raise TypeError(
+                f"{described(part)} contains pydantic models or metadata, or is inside a type that does, but pydantic"
+                " does not support it - use a dataclass or pydantic model in place of it, or msgspec.Meta in place of"
+                " pydantic.Field"
+            )
 
 
 def _pydantic_decoder(annotation: Any) -> Decode:  # noqa: ANN401
     from pydantic import TypeAdapter  # noqa: PLC0415 - optional; the type implies that it is installed
 
+    check_pydantic_type(annotation)
     return TypeAdapter(annotation).validate_json
 
 
 def _encode_with_pydantic(value: Any) -> bytes:  # noqa: ANN401
     if hasattr(value, "model_dump_json"):
-        text: str = value.model_dump_json()
+        text: str = value.model_dump_json(**_alias_option(value))
         return text.encode()
     from pydantic_core import to_json  # noqa: PLC0415 - optional; a pydantic dataclass implies it
 
     return to_json(value)
 
 
+def _alias_option(model: Any) -> dict[str, bool]:  # noqa: ANN401
+    """Return the option with which a model is dumped as it is read, by aliases, unless its configuration differs."""
+    return {} if "serialize_by_alias" in getattr(type(model), "model_config", {}) else {"by_alias": True}
+
+
+def dump_pydantic(value: Any, **options: Any) -> object:  # noqa: ANN401
+    """Return a pydantic model, or dataclass of pydantic, as a dict by aliases.
+
+    Raises:
+        TypeError: The value is neither.
+    """
+    dumped: object
+    if hasattr(value, "model_dump"):
+        dumped = value.model_dump(**_alias_option(value), **options)
+    elif hasattr(type(value), "__pydantic_serializer__"):
+        dumped = type(value).__pydantic_serializer__.to_python(value, by_alias=True, **options)
+    else:
+        raise TypeError(
+            f"{described(type(value))} cannot be encoded as JSON - use a dataclass, msgspec.Struct, pydantic model or"
+            " bytes"
+        )
+    return dumped
+
+
 def _to_json_type(value: Any) -> object:  # noqa: ANN401
     """Convert a pydantic model to JSON types; msgspec calls this function for values that it does not support."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    raise TypeError(
-        f"{described(type(value))} cannot be encoded as JSON - use a dataclass, msgspec.Struct, pydantic model or bytes"
-    )
+    return dump_pydantic(value, mode="json")
+
+
+def _with_aliases(value: Any) -> Any:  # noqa: ANN401
+    """Return a value in which dataclasses that pydantic decodes are dicts, because msgspec would ignore their aliases.
+
+    A value without such dataclasses is returned unchanged.
+    """
+    kind: Any = type(value)
+    if "pydantic" not in sys.modules or kind in _PLAIN_TYPES:
+        return value
+    if kind is dict and not _PLAIN_TYPES.issuperset(map(type, value.values())):
+        items = {name: _with_aliases(one) for name, one in value.items()}
+        return items if any(items[name] is not one for name, one in value.items()) else value
+    if kind in {list, tuple} and not _PLAIN_TYPES.issuperset(map(type, value)):
+        copies = [_with_aliases(one) for one in value]
+        return copies if any(copy is not one for copy, one in zip(copies, value, strict=True)) else value
+    if hasattr(kind, "__dataclass_fields__") and _is_decoded_by_pydantic(kind):
+        return _adapter(kind).dump_python(value, mode="json", by_alias=True)
+    return value
+
+
+_PLAIN_TYPES = frozenset({str, int, float, bool, type(None), bytes})
+
+
+@lru_cache(maxsize=1000)
+def _is_decoded_by_pydantic(kind: Any) -> bool:  # noqa: ANN401
+    return needs_pydantic(kind)
+
+
+@lru_cache(maxsize=1000)
+def _adapter(kind: Any) -> Any:  # noqa: ANN401
+    from pydantic import TypeAdapter  # noqa: PLC0415 - optional; the type implies that it is installed
+
+    return TypeAdapter(kind)
+
+
+def _check_finite(value: Any) -> None:  # noqa: ANN401
+    """Raise ValueError if a number in a value is NaN or infinite, which encoders would replace by null.
+
+    A value is only examined if its JSON contains null.
+    """
+    pending, seen = [value], set[int]()
+    while pending:
+        one = pending.pop()
+        if isinstance(one, float):
+            if not math.isfinite(one):
+                raise ValueError(f"{one} has no JSON form - publish None or a string in place of it")
+        elif isinstance(one, dict):
+            pending += one.keys()
+            pending += one.values()
+        elif isinstance(one, list | tuple | set | frozenset):
+            pending += one
+        elif hasattr(type(one), "__pydantic_serializer__"):
+            if _config_of(type(one)).get("ser_json_inf_nan", "null") == "null":
+                pending.append(dump_pydantic(one))
+        elif id(one) not in seen:
+            seen.add(id(one))
+            fields = getattr(one, "__struct_fields__", None) or getattr(one, "__dataclass_fields__", None)
+            fields = fields or [field.name for field in getattr(type(one), "__attrs_attrs__", ())]
+            pending += [getattr(one, name) for name in fields]
+
+
+def _config_of(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    config: Mapping[str, Any] = getattr(kind, "model_config", None) or getattr(kind, "__pydantic_config__", None) or {}
+    return config
 
 
 _JSON = msgspec.json.Encoder(enc_hook=_to_json_type)

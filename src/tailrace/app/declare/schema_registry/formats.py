@@ -21,7 +21,7 @@ import msgspec
 
 from tailrace.app.codec_protocols import Decode
 from tailrace.app.declare.annotations import described, split_none
-from tailrace.app.declare.codecs import JsonCodec, check_type, needs_pydantic
+from tailrace.app.declare.codecs import JsonCodec, check_pydantic_type, check_type, dump_pydantic, needs_pydantic
 from tailrace.app.declare.schema_registry.avro_limits import for_fastavro, payload_check
 from tailrace.app.declare.schema_registry.schema import Schema
 
@@ -258,14 +258,17 @@ class AvroFormat:
 
 
 def _convert_to_builtins(value: object) -> object:
+    if hasattr(type(value), "__pydantic_serializer__"):
+        value = dump_pydantic(value)
     return msgspec.to_builtins(value, builtin_types=_AVRO_TYPES, enc_hook=_to_builtins)
 
 
 def _to_builtins(value: Any) -> object:  # noqa: ANN401
     """Convert a pydantic model to a dict; msgspec calls this function for values that it does not support."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump()
-    raise TypeError(f"{described(type(value))} cannot be encoded as Avro")
+    try:
+        return dump_pydantic(value)
+    except TypeError as error:
+        raise TypeError(f"{described(type(value))} cannot be encoded as Avro") from error
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------------------
@@ -504,6 +507,7 @@ def converter(annotation: Any, *, strict: bool = True) -> Callable[[object], obj
     if needs_pydantic(annotation):
         from pydantic import TypeAdapter  # noqa: PLC0415 - optional; the type implies that it is installed
 
+        check_pydantic_type(annotation)
         return TypeAdapter(annotation).validate_python
     check_type(annotation)
     msgspec.json.Decoder(annotation)  # Raises for an unsupported type; convert() would raise only for the first value.
