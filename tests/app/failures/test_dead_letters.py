@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from tailrace.app.failures.dead_letters import (
     replay_record,
     retry_record,
 )
+from tailrace.batches.columns import arrow_of
 
 RECORD = Record(
     "orders", 3, 17, b"ann", b'{"total": -5}', 1_700_000_000_000, [("x", b"1"), ("x", b"2"), ("none", None)]
@@ -270,6 +272,61 @@ def test_missing_headers_are_empty():
 
     assert (letter.error_type, letter.reason, letter.traceback, letter.handler) == ("Boom", "", "", "")
     assert (letter.attempts, letter.at_ms, letter.origin, letter.deaths) == (0, 123, None, 1)
+
+
+def hop_with(**changed: bytes) -> Record:
+    """Return a record of a retry topic with changed headers; names are without prefix, and have underscores."""
+    hop = written(retry_record(RECORD, failure(), 1), topic="orders.billing.retry.5s", partition=1, offset=4)
+    names = {f"tailrace-{name.replace('_', '-')}": value for name, value in changed.items()}
+    return msgspec.structs.replace(hop, headers=[*(one for one in hop.headers if one[0] not in names), *names.items()])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"origin_partition": b"2147483648"},
+        {"origin_partition": b"-1"},
+        {"origin_offset": b"9223372036854775808"},
+        {"origin_offset": b"-5"},
+        {"origin_topic": b"caf\xe9"},
+        {"origin_topic": b"a b"},
+        {"origin_topic": b"x" * 250},
+    ],
+)
+def test_an_origin_that_no_record_can_have_is_ignored(header):
+    """An origin with an illegal topic, or a number beyond Kafka's, is ignored, and the record counts as its own."""
+    hop = hop_with(**header)
+
+    assert origin_of(hop) == Origin(hop.topic, 1, 4, hop.timestamp)
+    assert read_dead_letter(written(dead_letter(hop, failure()))).origin == origin_of(hop)
+    assert arrow_of([as_first_read(hop)]).column("partition").to_pylist() == [1]
+
+
+def test_a_timestamp_that_no_record_can_have_is_ignored():
+    """An origin's timestamp beyond 64 bits counts as unknown."""
+    assert as_first_read(hop_with(origin_timestamp=b"9223372036854775808")).timestamp == -1
+    assert as_first_read(hop_with(origin_timestamp=b"-1")).timestamp == -1
+
+
+@pytest.mark.parametrize("number", [b"-3", b"2147483648", b"9" * 18, b"1e3", b"\xff"])
+def test_counts_out_of_range_are_ignored(number):
+    """Counts that are negative, above 2**31 - 1 or no number are ignored and not passed on."""
+    hop = hop_with(attempts=number, deaths=number, replays=number, due_at=number)
+    letter = read_dead_letter(written(dead_letter(hop, failure())))
+    again = dict(retry_record(hop, failure(), 2).headers)
+
+    assert (earlier_attempts(hop), letter.deaths, letter.replays) == (0, 1, 0)
+    assert (again.get("tailrace-deaths"), again.get("tailrace-replays")) == (None, None)
+
+
+def test_counts_stop_at_their_limit():
+    """A count at its limit stays there, so that it remains valid."""
+    hop = hop_with(deaths=b"2147483647", replays=b"2147483647", attempts=b"2147483647")
+    letter = read_dead_letter(written(dead_letter(hop, failure(attempts=1 << 31))))
+    replayed = dict(replay_record(letter).headers)
+
+    assert (letter.deaths, letter.replays, letter.attempts) == (2_147_483_647,) * 3
+    assert (replayed["tailrace-deaths"], replayed["tailrace-replays"]) == (b"2147483647",) * 2
 
 
 OURS = sorted(

@@ -8,6 +8,7 @@ import datetime as dt
 import time
 from typing import Annotated
 
+import pyarrow as pa
 import pytest
 
 from tailrace import (
@@ -126,6 +127,28 @@ async def test_failed_records_of_a_batch_come_back_in_batches(  # noqa: PLR0917 
         headers = [dict(letter.headers()) for letter in letters]
         assert [one["tailrace-attempts"] for one in headers] == [b"3"] * 5
         assert [int(one["tailrace-origin-offset"]) for one in headers] == [1, 3, 5, 7, 9]
+
+
+async def test_an_impossible_origin_does_not_fail_the_batch(new_app, new_topic, witness, group):
+    """A record of a retry topic whose origin no record can have is handled as its own, with the others of its batch."""
+    topic, app, tables = new_topic(), new_app(), []
+    retries = f"{topic}.{group}.retry.300ms"
+    forged = [("tailrace-origin-topic", b"x"), ("tailrace-origin-partition", b"2147483648")]
+
+    @app.batch_handler(topic, max_wait_ms=500, retry=Retry(attempts=1, topic_delays_ms=[300]), on_failure="skip")
+    async def handle(table: pa.RecordBatch) -> None:
+        tables.append(table)
+
+    async with app:
+        witness.produce(retries, [b"1"])
+        witness.produce(retries, [b"2"], headers=[*forged, ("tailrace-origin-offset", b"0")])
+        await until(lambda: sum(table.num_rows for table in tables) == 2)
+
+    read = [row for table in tables for row in table.to_pylist()]
+    assert [(row["topic"], row["partition"], row["offset"], row["value"]) for row in read] == [
+        (retries, 0, 0, b"1"),
+        (retries, 0, 1, b"2"),
+    ]
 
 
 async def test_delayed_records_do_not_block_others(new_app, new_topic, witness, group, recorder):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from tailrace.core.legal_topic_names import topic_name_fault
 from tailrace.records import Record
 from tailrace.user_exceptions import message_of, traceback_of
 
@@ -60,7 +61,9 @@ _MAX_TRACEBACK_BYTES = 8_192
 _BRIEF_BYTES = 200
 """Maximum size in bytes of the error type, and of the message, in a brief dead letter or a record of a retry topic."""
 
-_NUMBER = re.compile(rb"-?[0-9]{1,18}")
+_NUMBER = re.compile(rb"[0-9]{1,19}")
+_MAX_INT32, _MAX_INT64 = (1 << 31) - 1, (1 << 63) - 1
+"""Greatest partition and count; greatest offset and time."""
 
 
 # ---- failed records --------------------------------------------------------------------------------------------
@@ -155,9 +158,9 @@ def dead_letter(record: Record, failure: Failure, *, is_brief: bool = False) -> 
     added = _failure_headers(failure, _BRIEF_BYTES if is_brief else _MAX_MESSAGE_BYTES)
     if not is_brief:
         added[_ERROR_TRACEBACK] = _truncated(traceback_of(failure.error), _MAX_TRACEBACK_BYTES)
-    added[_DEATHS] = _encoded(_int_header(earlier, _DEATHS) + 1)
-    if replays := _int_header(earlier, _REPLAYS):
-        added[_REPLAYS] = _encoded(replays)
+    added[_DEATHS] = _encoded_count(_count_header(earlier, _DEATHS) + 1)
+    if replays := _count_header(earlier, _REPLAYS):
+        added[_REPLAYS] = _encoded_count(replays)
     return _with_headers(record, added)
 
 
@@ -169,7 +172,7 @@ def retry_record(record: Record, failure: Failure, due_at_ms: int) -> ForwardedR
     """
     earlier = _tailrace_headers(record.headers)
     added = _failure_headers(failure, _BRIEF_BYTES) | {_DUE_AT: _encoded(due_at_ms)}
-    added |= {name: earlier[name] for name in (_DEATHS, _REPLAYS) if name in earlier}
+    added |= {name: _encoded_count(n) for name in (_DEATHS, _REPLAYS) if (n := _count_header(earlier, name))}
     return _with_headers(record, added)
 
 
@@ -181,19 +184,19 @@ def read_dead_letter(record: Record) -> DeadLetter | None:
     added = _tailrace_headers(record.headers)
     if _ERROR_TYPE not in added or _DUE_AT in added:
         return None
-    at_ms = _int_header(added, _FAILED_AT, -1)
+    at_ms = _int_header(added, _FAILED_AT, _MAX_INT64)
     return DeadLetter(
         record=record,
         error_type=_text_header(added, _ERROR_TYPE),
         reason=_text_header(added, _ERROR_MESSAGE),
         traceback=_text_header(added, _ERROR_TRACEBACK),
-        attempts=_int_header(added, _ATTEMPTS),
+        attempts=_count_header(added, _ATTEMPTS),
         handler=_text_header(added, _HANDLER),
         group_id=_text_header(added, _GROUP),
-        at_ms=at_ms if at_ms >= 0 else record.timestamp,
+        at_ms=record.timestamp if at_ms is None else at_ms,
         origin=_origin_in(added),
-        deaths=max(_int_header(added, _DEATHS), 1),
-        replays=_int_header(added, _REPLAYS),
+        deaths=max(_count_header(added, _DEATHS), 1),
+        replays=_count_header(added, _REPLAYS),
         headers=without_tailrace_headers(record.headers),
     )
 
@@ -204,7 +207,7 @@ def replay_record(dead: DeadLetter, *, deaths: int = 0) -> ForwardedRecord:
     Added headers contain the origin if it is known, the number of deaths, at least ``deaths``, and the number of
     replays, including this replay.
     """
-    added = {_DEATHS: _encoded(max(dead.deaths, deaths)), _REPLAYS: _encoded(dead.replays + 1)}
+    added = {_DEATHS: _encoded_count(max(dead.deaths, deaths)), _REPLAYS: _encoded_count(dead.replays + 1)}
     origin = origin_headers(dead.origin) if dead.origin is not None else ()
     return ForwardedRecord(dead.key, dead.value, (*dead.headers, *added.items(), *origin))
 
@@ -212,7 +215,9 @@ def replay_record(dead: DeadLetter, *, deaths: int = 0) -> ForwardedRecord:
 def origin_of(record: Record) -> Origin:
     """Return the origin in a record's headers; without a valid one, the record's own topic, partition and offset."""
     origin = _origin_in(_tailrace_headers(record.headers))
-    return origin or Origin(record.topic, record.partition, record.offset, record.timestamp)
+    if origin is None or topic_name_fault(origin.topic):
+        return Origin(record.topic, record.partition, record.offset, record.timestamp)
+    return origin
 
 
 def due_at(record: Record) -> int | None:
@@ -220,14 +225,13 @@ def due_at(record: Record) -> int | None:
 
     Only records of retry topics have this header.
     """
-    due_at_ms = _int_header(_tailrace_headers(record.headers), _DUE_AT, -1)
-    return None if due_at_ms < 0 else due_at_ms
+    return _int_header(_tailrace_headers(record.headers), _DUE_AT, _MAX_INT64)
 
 
 def earlier_attempts(record: Record) -> int:
     """Return the number of failed attempts before a record was sent to a retry topic; 0 for records of other topics."""
     added = _tailrace_headers(record.headers)
-    return max(_int_header(added, _ATTEMPTS), 0) if _DUE_AT in added else 0
+    return _count_header(added, _ATTEMPTS) if _DUE_AT in added else 0
 
 
 def handler_of(record: Record) -> str:
@@ -266,7 +270,7 @@ def _failure_headers(failure: Failure, max_message_bytes: int) -> dict[str, byte
     return {
         _ERROR_TYPE: _truncated(_name_of(type(failure.error)), max_name_bytes),
         _ERROR_MESSAGE: _truncated(message_of(failure.error), max_message_bytes),
-        _ATTEMPTS: _encoded(failure.attempts),
+        _ATTEMPTS: _encoded_count(failure.attempts),
         _HANDLER: _truncated(failure.handler, _MAX_NAME_BYTES),
         _GROUP: _truncated(failure.group_id, _MAX_NAME_BYTES),
         _FAILED_AT: _encoded(failure.at_ms),
@@ -284,19 +288,32 @@ def _tailrace_headers(headers: Iterable[Header]) -> dict[str, bytes]:
 
 
 def _origin_in(added: Mapping[str, bytes]) -> Origin | None:
-    topic = _text_header(added, _ORIGIN[0])
-    partition, offset, timestamp = (_int_header(added, name, -1) for name in _ORIGIN[1:])
-    return Origin(topic, partition, offset, timestamp) if topic and partition >= 0 and offset >= 0 else None
+    """Return the origin in the headers; None without a topic, a partition and an offset."""
+    topic, partition = _text_header(added, _ORIGIN[0]), _int_header(added, _ORIGIN[1], _MAX_INT32)
+    offset, timestamp = (_int_header(added, name, _MAX_INT64) for name in _ORIGIN[2:])
+    if not topic or partition is None or offset is None:
+        return None
+    return Origin(topic, partition, offset, -1 if timestamp is None else timestamp)
 
 
 def _text_header(added: Mapping[str, bytes], name: str) -> str:
     return added.get(name, b"").decode("utf-8", "replace")
 
 
-def _int_header(added: Mapping[str, bytes], name: str, default: int = 0) -> int:
-    """Return the number in a header; ``default`` if the header is missing or does not contain an integer."""
+def _int_header(added: Mapping[str, bytes], name: str, limit: int) -> int | None:
+    """Return the number in a header; None if the header is missing or contains no integer from 0 to ``limit``."""
     digits = added.get(name, b"")
-    return int(digits) if _NUMBER.fullmatch(digits) else default
+    return number if _NUMBER.fullmatch(digits) and (number := int(digits)) <= limit else None
+
+
+def _count_header(added: Mapping[str, bytes], name: str) -> int:
+    """Return the count in a header; 0 if the header is missing or invalid."""
+    return _int_header(added, name, _MAX_INT32) or 0
+
+
+def _encoded_count(count: int) -> bytes:
+    """Encode a count, which stops at its limit, so that it remains valid."""
+    return _encoded(min(count, _MAX_INT32))
 
 
 def _encoded(number: int) -> bytes:
