@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -33,3 +34,35 @@ def test_an_extra_installs_what_its_code_imports(modules, extra, places):
     ]
 
     assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize(
+    ("extra", "package", "program"),
+    [
+        ("prometheus", "prometheus_client", "import tailrace.integrations.prometheus"),
+        ("prometheus", "prometheus_client", "from tailrace.integrations.prometheus import metrics_app"),
+        ("prometheus", "prometheus_client", "import tailrace.integrations.cluster_exporter"),
+        ("prometheus", "prometheus_client", "from tailrace.cli import main; exit(main(['exporter']))"),
+        ("opentelemetry", "opentelemetry", "import tailrace.integrations.opentelemetry"),
+        ("schema-registry", "confluent_kafka", "import tailrace; tailrace.SchemaRegistry('http://x:1')"),
+        ("schema-registry", "fastavro", "import tailrace; tailrace.SchemaRegistry('http://x:1')"),
+        ("schema-registry", "jsonschema", "import tailrace; tailrace.SchemaRegistry('http://x:1', format='json')"),
+        ("schema-registry", "google", "import tailrace; tailrace.SchemaRegistry('http://x:1', format='protobuf')"),
+        ("spark", "pyspark", "from tailrace.spark import spark_session; spark_session(None).__enter__()"),
+        ("testing", "psutil", "from tailrace.testing import KafkaServer; KafkaServer().start()"),
+        ("cli", "rich", "from tailrace.cli import main; exit(main(['dead-letters', 'list', 't']))"),
+        ("cli", "watchfiles", "from tailrace.cli import main; exit(main(['run', 'a:b', '--reload']))"),
+    ],
+)
+def test_a_missing_extra_is_one_sentence_with_its_command(extra, package, program):
+    """The last line of the error names the missing package and the command that installs the extra."""
+    hidden = (
+        f"import sys\nsys.modules[{package!r}] = None\nimport importlib.util as util\nfound = util.find_spec\n"
+        f"util.find_spec = lambda name, *more: None if name == {package!r} else found(name, *more)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", hidden + program], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1].replace("prometheus-client", "prometheus_client")
+    assert re.search(rf"{package}\S*( |, which )is not installed - pip|needs {package} - pip", last), done.stderr
+    assert f"pip install '.[{extra}" in last

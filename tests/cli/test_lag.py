@@ -8,6 +8,7 @@ import signal
 import subprocess
 
 import pytest
+from confluent_kafka import Consumer
 from rich.console import Console
 
 from tailrace import TopicPartition
@@ -136,3 +137,26 @@ def test_names_are_wrapped_and_excess_partitions_are_summarized():
     assert [one.lag for one in shown] == list(range(39, 29, -1))
     assert "30 more partitions" in note
     assert _select_for_height(lags, 40) == (lags, "")
+
+
+def test_a_group_without_commits_is_not_shown_as_up_to_date(kafka):
+    """Before the first commit of a group, its lag is unknown, and the records that it may have to read are counted."""
+    topic = kafka.topic(1)
+    kafka.produce(topic, *(b"%d" % n for n in range(5)))
+    member = Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "group.id": kafka.group,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    member.subscribe([topic])
+    try:
+        while not member.assignment():
+            member.poll(0.2)
+        done = kafka.call("lag", kafka.group)
+    finally:
+        member.close()
+
+    assert "lag unknown in 1 partition, 1 of them without a committed offset (up to 5 records to read)" in done.words

@@ -13,8 +13,12 @@ Run a local Apache Kafka broker until Ctrl-C.
 
 This needs neither Docker nor an installed Java. The first start downloads the
 broker (46 MB) from Maven Central and caches it. The broker listens on 127.0.0.1
-without TLS or authentication, creates topics automatically on first use, uses
-about 300 MB of memory, and deletes all data when it stops.
+without TLS or authentication, uses about 300 MB of memory, and deletes all data
+when it stops.
+
+Create topics with --topic: tailrace creates neither the topics of handlers nor
+those to which it publishes. Clients that create topics on first use, such as
+Java's producer, may do so.
 """
 
 _EPILOG = """\

@@ -12,19 +12,21 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.core import Metric as Family
-from prometheus_client.registry import Collector
-
 from tailrace.admin.cluster_snapshot import cluster_snapshot
 from tailrace.app.health.checks import Health
 from tailrace.app.health.endpoint_server import EndpointServer, Render, Route
 from tailrace.app.health.endpoints import HealthEndpoints, HttpAnswer
 from tailrace.core.cluster_samples import CLUSTER_METRICS, ClusterSnapshot, cluster_samples
 from tailrace.errors import TailraceError
+from tailrace.extras import needs_extra
 from tailrace.integrations.prometheus import encoded_registry
 from tailrace.net.cluster import Cluster
 from tailrace.observe.escaping import escaped
+
+with needs_extra("prometheus"):
+    from prometheus_client import REGISTRY, CollectorRegistry
+    from prometheus_client.core import Metric as Family
+    from prometheus_client.registry import Collector
 
 __all__ = ["ClusterExporter", "name_filter", "serve_exporter"]
 

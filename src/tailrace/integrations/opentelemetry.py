@@ -16,13 +16,8 @@ from contextvars import Token
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
-from opentelemetry import context as active_context
-from opentelemetry import metrics, propagate, trace
-from opentelemetry.context import Context
-from opentelemetry.propagators.textmap import Getter
-from opentelemetry.trace import Link, Span, SpanKind, StatusCode
-
 from tailrace.app.publish.noted_trace import note_trace
+from tailrace.extras import needs_extra
 from tailrace.integrations.messaging_conventions import DURATION_BUCKETS_S, SCHEMA_URL, Attribute, Metric, Operation
 from tailrace.observe.events import CommitFailed, Event, FetchCompleted, FetchFailed, OffsetsCommitted
 from tailrace.observe.instrumentation import HandlerInfo, Publish
@@ -30,6 +25,13 @@ from tailrace.observe.telemetry_guard import TelemetryGuard
 from tailrace.producer.publisher import Published
 from tailrace.records import Record, TopicPartition
 from tailrace.user_exceptions import has_many_related, message_of
+
+with needs_extra("opentelemetry"):
+    from opentelemetry import context as active_context
+    from opentelemetry import metrics, propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.propagators.textmap import Getter
+    from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 
 __all__ = ["OpenTelemetry"]
 

@@ -12,13 +12,6 @@ import os
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
-from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.core import Metric as Family
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
-
 from tailrace.app.app import App
 from tailrace.app.health.endpoints import (
     GET_ONLY,
@@ -33,9 +26,18 @@ from tailrace.app.health.endpoints import (
 from tailrace.app.processes.worker_pool import WorkerPool
 from tailrace.consumer.consumer import Consumer
 from tailrace.errors import ConfigurationError, ConsumerStateError
+from tailrace.extras import needs_extra
 from tailrace.observe.metrics import METRICS, MetricDefinition
 from tailrace.observe.samples import Sample, Statistics, samples
 from tailrace.observe.statistics import DURATION_BOUNDS_S, Durations
+
+with needs_extra("prometheus"):
+    from prometheus_client import REGISTRY, CollectorRegistry
+    from prometheus_client.core import Metric as Family
+    from prometheus_client.exposition import choose_encoder
+    from prometheus_client.multiprocess import MultiProcessCollector
+    from prometheus_client.registry import Collector
+    from prometheus_client.utils import floatToGoString
 
 __all__ = ["Source", "TailraceCollector", "encoded", "encoded_registry", "exposition", "metrics_app", "snapshots"]
 

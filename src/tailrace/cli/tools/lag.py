@@ -73,9 +73,16 @@ def _row(one: PartitionLag) -> list[str]:
 def _total(found: GroupLag) -> str:
     if not found.partitions:
         return "none: the group has no committed offsets and no assigned partitions"
-    total = f"{count(found.total)} in {counted(len(found.partitions), 'partition')}"
-    excluded = [(found.uncommitted, "committed offset"), (found.leaderless, "leader")]
-    return ", ".join([total, *(f"{count(number)} of them without a {what}" for number, what in excluded if number)])
+    size = counted(len(found.partitions), "partition")
+    # A group without commits is not up to date: its members commit for the first time some seconds after the start.
+    total = "unknown" if found.uncommitted == len(found.partitions) else count(found.total)
+    uncommitted = f"{count(found.uncommitted)} of them without a committed offset"
+    if records := sum((one.end or 0) - (one.begin or 0) for one in found.partitions if one.committed is None):
+        uncommitted += f" (up to {counted(records, 'record')} to read)"
+    parts = [f"{total} in {size}"]
+    parts += [uncommitted] if found.uncommitted else []
+    parts += [f"{count(found.leaderless)} of them without a leader"] if found.leaderless else []
+    return ", ".join(parts)
 
 
 def _as_json(found: GroupLag, measured_at: str | None = None) -> list[dict[str, object]]:
