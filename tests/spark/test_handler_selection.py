@@ -47,6 +47,25 @@ def test_a_pattern_does_not_match_internal_topics(kafka_server, excludes):
     assert found == ({topic} if excludes else {topic, "__consumer_offsets"})
 
 
+def test_a_bound_method_is_selected_also_if_it_was_declared_twice():
+    """A bound method is a new object at each access; it selects the handler of its object, and of no equal object."""
+
+    class Service:
+        async def on(self, value: bytes) -> None: ...
+
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    app, service, other = App(group_id="g"), Service(), Service()
+    app.handler("other")(other.on)
+    app.handler("a")(service.on)
+    app.handler("b")(service.on)
+
+    assert select_handlers(app, service.on, "g").topics == ("a", "b")
+
+
 def test_an_ambiguous_name_is_refused():
     """A handler name that matches several handlers raises, unless it is the full name of one."""
     app = App(group_id="g")

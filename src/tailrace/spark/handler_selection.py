@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tailrace.app.app import App
+from tailrace.app.function_kinds import identity_of
 from tailrace.app.handlers import Handler
 from tailrace.app.substitution import settings_of
 from tailrace.app.topics.routes import HandlerTopics
@@ -66,7 +67,7 @@ def select_handlers(
         names = ", ".join(sorted({one.name for one in app.declared})) or "none"
         shown = wanted if isinstance(wanted, str) else getattr(wanted, "__qualname__", wanted)
         raise ConfigurationError(f"the app has no handler {shown!r} - its handlers are: {names}")
-    if any(one.function is not found[0].function for one in found):
+    if len({identity_of(one.function) for one in found}) > 1:
         names = " and ".join(f"{one.function.__module__}.{one.name}" for one in found)
         raise ConfigurationError(
             f"several handlers of the app are named {wanted!r}: {names} - pass the function instead of its name"
@@ -103,7 +104,7 @@ def select_handlers(
 def _is_named(handler: Handler, wanted: Callable[..., object] | str) -> bool:
     if isinstance(wanted, str):
         return wanted in {handler.name, handler.name.rpartition(".")[2]}
-    return handler.function is wanted or handler.function == wanted
+    return identity_of(handler.function) == identity_of(wanted)
 
 
 def _shares_topic(handler: Handler, topics: Sequence[str], patterns: Sequence[Any]) -> bool:

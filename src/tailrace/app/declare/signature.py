@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeAlias
 
 from tailrace.app.declare.annotations import described, metadata, parts, resolve
@@ -111,11 +111,7 @@ def _source_of(
     With ``can_keep_default``, a parameter whose annotation cannot be evaluated keeps its default.
     """
     default = parameter.default
-    if _is_marker(default):
-        raise ConfigurationError(
-            f"{label} has a marker as its default - move the marker to the annotation: {_MARKER_EXAMPLES}"
-        )
-    _check_not_foreign(default, label)
+    _check_default(default, label)
     if parameter.annotation is _EMPTY:
         return ValueSource(_EMPTY)
     try:
@@ -130,8 +126,7 @@ def _source_of(
             " parameter annotated with another type receives the decoded value"
         )
     extras = metadata(annotation)
-    for one in extras:
-        _check_not_foreign(one, label)
+    _check_not_foreign(extras, label)
     marks = [one for one in extras if _is_marker(one)]
     if len(marks) > 1:
         raise ConfigurationError(f"{label} has more than one marker - remove all but one")
@@ -199,15 +194,25 @@ def _without_trailing_defaults(found: list[Parameter]) -> tuple[Parameter, ...]:
     return (*positional, *(one for one in found if one.by_keyword and not isinstance(one.source, DefaultSource)))
 
 
-def _check_not_foreign(one: object, label: str) -> None:
-    """Check that a default, or metadata of an annotation, is no marker of another framework."""
-    kind = one if isinstance(one, type) else type(one)
-    package = kind.__module__.partition(".")[0]
-    if package in _OTHER_FRAMEWORKS or (kind.__name__ == "Depends" and kind is not Depends):
+def _check_default(default: object, label: str) -> None:
+    """Check that a default is no marker, because markers belong to annotations."""
+    if _is_marker(default):
         raise ConfigurationError(
-            f"{label} has a marker of {package}: {kind.__qualname__}, which tailrace would not replace by an argument"
-            f" - mark the parameter in its annotation with {_MARKER_EXAMPLES}, from tailrace"
+            f"{label} has a marker as its default - move the marker to the annotation: {_MARKER_EXAMPLES}"
         )
+    _check_not_foreign((default,), label)
+
+
+def _check_not_foreign(objects: Iterable[object], label: str) -> None:
+    """Check that defaults, or metadata of annotations, are no markers of other frameworks."""
+    for one in objects:
+        kind = one if isinstance(one, type) else type(one)
+        package = kind.__module__.partition(".")[0]
+        if package in _OTHER_FRAMEWORKS or (kind.__name__ == "Depends" and kind is not Depends):
+            raise ConfigurationError(
+                f"{label} has a marker of {package}: {kind.__qualname__}, which tailrace would not replace by an"
+                f" argument - mark the parameter in its annotation with {_MARKER_EXAMPLES}, from tailrace"
+            )
 
 
 def _is_marker(one: object) -> bool:
