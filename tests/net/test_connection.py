@@ -21,7 +21,7 @@ from tailrace.net.connection import Connection
 from tailrace.protocol.fetch import FetchPartition, FetchRequest
 from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataTopic
-from tests.support.net.open_connections import dialled
+from tests.support.net.open_connections import broker_at, dialled
 from tests.support.net.peers import Peer, opens_then
 
 PROBES = ("TCP_KEEPIDLE", "TCP_KEEPALIVE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
@@ -303,3 +303,21 @@ async def test_a_canceled_opening_closes_the_connection():
         await asyncio.wait_for(gone.wait(), 20)
 
     assert opening.cancelled()
+
+
+@pytest.mark.parametrize("left_s", [-4.7, 0.0])
+async def test_a_request_without_time_left_is_not_sent(address, kafka, left_s):
+    """A request whose time limit is over, as after a suspension, is not sent, and the error has no such duration."""
+    async with dialled(address) as connection, broker_at(address) as broker:
+        await broker.connect()
+        sends = (connection.send(MetadataRequest(()), left_s), broker.send(MetadataRequest(()), timeout_s=left_s))
+        for send in sends:
+            with pytest.raises(
+                RequestTimedOutError, match=r"Metadata was not sent, because its time limit was over"
+            ) as caught:
+                await send
+            assert f"{left_s:.1f} s" not in str(caught.value)
+        assert connection.is_open
+        assert broker.connected
+
+    assert not kafka.proxy.requests(MetadataRequest)

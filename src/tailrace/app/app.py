@@ -153,7 +153,7 @@ class App(Handlers):
         stop_timeout_ms=20_000: Maximum duration in milliseconds of stop(), even if no broker answers.
         default_api_timeout_ms=60_000: Maximum duration in milliseconds of a call such as commit(), retries included.
         request_timeout_ms=40_000: Maximum time in milliseconds to wait for the response to a request.
-        socket_connection_setup_timeout_ms=10_000
+        socket_connection_setup_timeout_ms=10_000: Maximum time in milliseconds to open a connection to an address.
         reconnect_backoff_ms=50: Time in milliseconds before the first reconnect to a broker.
         reconnect_backoff_max_ms=1_000: Maximum time in milliseconds between reconnects.
         retry_backoff_ms=100: Time in milliseconds before the first retry of a request (KIP-580).

@@ -472,7 +472,7 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     Default: 40_000. Minimum: 1. librdkafka: socket.timeout.ms.
     """
     socket_connection_setup_timeout_ms: int
-    """Maximum time in milliseconds to open a connection, for each address of the host's name.
+    """Maximum time in milliseconds to open a connection to an address.
 
     Default: 10_000. Minimum: 1.
     """

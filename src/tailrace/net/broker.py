@@ -25,7 +25,7 @@ from tailrace.errors import (
     TailraceError,
     UnsupportedVersionError,
 )
-from tailrace.net.connection import Connection
+from tailrace.net.connection import Connection, not_sent_error
 from tailrace.net.dialer import Dialer
 from tailrace.observe.events import BrokerUnreachable, ConnectionLost, ConnectionOpened
 from tailrace.observe.hooks import Observer
@@ -173,6 +173,8 @@ class Broker:
         is_per_member = channel in {Channel.GROUP, Channel.HEARTBEAT}
         timeout_s = self._config.request_timeout_ms / 1000 if timeout_s is None else timeout_s
         deadline = asyncio.get_running_loop().time() + timeout_s
+        if timeout_s <= 0:
+            raise not_sent_error(self.address, api_of(request).name)
         connection = await self._connection_within(
             key or ChannelKey(channel, member if is_per_member else ""), timeout_s
         )

@@ -368,7 +368,7 @@ class Cluster:
             MalformedMessageError: the time was over, and the last attempt raised this error.
             RequestTimedOutError: the time was over before the first attempt ended.
         """
-        loop = asyncio.get_running_loop()
+        loop, timeout_s = asyncio.get_running_loop(), max(timeout_s, 0.0)
         deadline, failures = loop.time() + timeout_s, 0
         last: TailraceError | None = None
         while True:

@@ -27,7 +27,7 @@ from tailrace.protocol.encoding.api import Api
 from tailrace.protocol.handshake import ApiVersionsResponse
 from tailrace.protocol.message import Request
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "not_sent_error"]
 
 ResponseT = TypeVar("ResponseT")
 
@@ -163,10 +163,12 @@ class Connection:
         transport = self.frames.transport
         if self._end_reason is not None or transport is None or transport.is_closing():
             raise NodeNotConnectedError(f"{self.address}: no longer connected ({self._end_reason or 'closing'})")
+        if timeout_s <= 0:
+            raise not_sent_error(self.address, api.name)
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         frame = api.encode_request(request, version, correlation_id=self._correlation_id, client_id=self._client_id)
         answer: asyncio.Future[memoryview] = self._loop.create_future()
-        deadline = self._loop.call_later(max(timeout_s, 0), self._expire, api.name, timeout_s)
+        deadline = self._loop.call_later(timeout_s, self._expire, api.name, timeout_s)
         self._pending.append(_PendingRequest(self._correlation_id, answer, deadline))
         transport.write(frame)
         self._used_at = self._loop.time()
@@ -255,6 +257,14 @@ class Connection:
     def _schedule_renewal(self, lifetime_s: float | None) -> None:
         # Renew after nine tenths of the lifetime, so that a slow response still arrives before the session expires.
         self._renew_at = float("inf") if not lifetime_s else self._loop.time() + 0.9 * lifetime_s
+
+
+def not_sent_error(address: str, request: str) -> RequestTimedOutError:
+    """Return the error of a request whose time limit was over before the request could be sent."""
+    return RequestTimedOutError(
+        f"{address}: {request} was not sent, because its time limit was over"
+        " - the event loop was blocked, or this process was suspended"
+    )
 
 
 def _connection_lost_error(address: str, error: Exception | None, advice: str) -> TailraceError:
