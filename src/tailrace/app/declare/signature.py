@@ -131,16 +131,7 @@ def _source_of(
     if len(marks) > 1:
         raise ConfigurationError(f"{label} has more than one marker - remove all but one")
     if not marks:
-        if any(_is_marker(one) for one in (annotation, *typing.get_args(annotation))):
-            raise ConfigurationError(
-                f"{label}: {_name_of_marker(annotation)} is a marker, not a type - write the type and the marker:"
-                f" {_MARKER_EXAMPLES}"
-            )
-        if any(map(_is_marker, parts(annotation))):
-            raise ConfigurationError(
-                f"{label}: {described(annotation)} has a nested marker - move it to the outermost level:"
-                " Annotated[T | None, marker]"
-            )
+        _check_no_marker(annotation, label)
         bare = typing.get_args(annotation)[0] if extras else annotation
         return RecordSource() if bare is Record else ValueSource(annotation)
     others = tuple(one for one in extras if not _is_marker(one))
@@ -219,10 +210,19 @@ def _is_marker(one: object) -> bool:
     return isinstance(one, _Marker) or any(one is bare for bare in (Key, Header, Depends))
 
 
-def _name_of_marker(annotation: object) -> str:
-    """Return the name of the marker in an annotation that should be a type."""
-    marker = next(one for one in (annotation, *typing.get_args(annotation)) if _is_marker(one))
-    return marker.__name__ if isinstance(marker, type) else type(marker).__name__
+def _check_no_marker(annotation: object, label: str) -> None:
+    """Check that the annotation of a parameter without a marker has no marker in place of a type, or within one."""
+    for one in (annotation, *typing.get_args(annotation)):
+        if _is_marker(one):
+            name = one.__name__ if isinstance(one, type) else type(one).__name__
+            raise ConfigurationError(
+                f"{label}: {name} is a marker, not a type - write the type and the marker: {_MARKER_EXAMPLES}"
+            )
+    if any(map(_is_marker, parts(annotation))):
+        raise ConfigurationError(
+            f"{label}: {described(annotation)} has a nested marker - move it to the outermost level:"
+            " Annotated[T | None, marker]"
+        )
 
 
 # ---- partials, methods, objects, classes --------------------------------------------------------------
