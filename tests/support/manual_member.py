@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 from tailrace.config import resolve
+from tailrace.error_codes import ErrorCode
 from tailrace.errors import broker_error
 from tailrace.net.broker import Broker
 from tailrace.net.cluster import Cluster
@@ -41,19 +42,34 @@ class ManualMember:
         await asyncio.sleep(0)  # the sockets are closed in the next loop iteration
 
     async def join(
-        self, *topics: str, protocol_type: str = "consumer", protocol: str = "range", session_s: float = 30
+        self,
+        *topics: str,
+        protocol_type: str = "consumer",
+        protocol: str = "range",
+        session_s: float = 30,
+        assigns: bytes = b"",
     ) -> JoinGroupResponse:
-        """Join without assigning partitions; the protocols determine which other members can join."""
+        """Join, and assign the encoded assignment ``assigns`` to each other member, if this member leads.
+
+        The protocols determine which other members can join.
+        """
         offer = JoinGroupProtocol(protocol, encode_subscription(MemberSubscription(topics)))
         session_ms = round(session_s * 1000)
-        for _ in range(2):  # the first response contains the member id
+        # The first response contains the member id, or an error of a coordinator that is loading.
+        for _ in range(20):
             join = JoinGroupRequest(self._group, session_ms, 60_000, self.member_id, protocol_type, (offer,))
             joined = await (await self._coordinator()).send(join, timeout_s=60)
             self.member_id = joined.member_id
+            if not joined.error_code:
+                break
+            if joined.error_code in {ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}:
+                self._cluster.forget_coordinator(self._group, "it is loading")
+                await asyncio.sleep(0.1)
         assert not joined.error_code, joined
-        nothing = (SyncGroupAssignment(self.member_id, b""),)
+        others = {one.member_id for one in joined.members} - {self.member_id}
+        shares = (SyncGroupAssignment(self.member_id, b""), *(SyncGroupAssignment(one, assigns) for one in others))
         sync = SyncGroupRequest(
-            self._group, joined.generation_id, self.member_id, None, protocol_type, protocol, nothing
+            self._group, joined.generation_id, self.member_id, None, protocol_type, protocol, shares
         )
         synced = await (await self._coordinator()).send(sync)
         assert not synced.error_code, synced

@@ -18,6 +18,8 @@ from tailrace import (
     TopicPartition,
 )
 from tailrace.observe.events import (
+    AssignmentFaultFound,
+    AssignmentFaultResolved,
     ConsumerFailed,
     GroupJoined,
     GroupLeft,
@@ -26,6 +28,7 @@ from tailrace.observe.events import (
     PartitionsAssigned,
 )
 from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest
+from tailrace.protocol.member_metadata import MemberAssignment, OwnedPartitions, encode_assignment
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 from tests.support.manual_member import ManualMember
@@ -37,6 +40,55 @@ PATIENT = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 200}
 async def read(consumer, count):
     async with asyncio.timeout(20):
         return [(await consumer.getone()).offset for _ in range(count)]
+
+
+# ---- assignments of other clients ---------------------------------------------------------------------------------
+
+
+def shares(*entries: tuple[str, tuple[int, ...]]) -> bytes:
+    """Return an encoded assignment."""
+    return encode_assignment(MemberAssignment(tuple(OwnedPartitions(*entry) for entry in entries)))
+
+
+FAULTY = {
+    "unsubscribed topic": (lambda topic, other: shares((topic, (0,)), (other, (0,))), "without a subscription"),
+    "unknown topic": (lambda topic, _: shares((topic, (0,)), ("nowhere", (0,))), "without a subscription"),
+    "partition beyond the count": (lambda topic, _: shares((topic, (0, 7))), "which do not exist"),
+    "negative partition": (lambda topic, _: shares((topic, (-1, 0))), "which do not exist"),
+    "malformed bytes": (lambda topic, _: shares((topic, (0,)))[:-6], "cannot be read"),
+    "no version": (lambda *_: b"\xff\xfe garbage", "cannot be read"),
+    "only garbage": (lambda _, other: shares((other, (0, 1))), "without a subscription"),
+}
+"""Faulty assignments of a leader, and the faults that they cause."""
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize("fault", FAULTY)
+async def test_a_faulty_assignment_of_another_client_is_refused(witness_of, group, fault, strategy):
+    """Partitions that the member cannot read are not taken over; it reports them and joins again."""
+    topic, other, events = witness_of.topic_with(5, 2), witness_of.topic_with(5, 2), EventRecorder()
+    assignment, reason = FAULTY[fault]
+    options = {"group_id": group, "partition_assignment_strategy": strategy, "hooks": [events], **PATIENT}
+
+    async with ManualMember(witness_of.bootstrap_servers, group) as leader:
+        await leader.join(topic, protocol=strategy)
+        async with witness_of.consumer(topic, **options) as consumer:
+            async with asyncio.timeout(20):
+                while len((await witness_of.described(group)).members) < 2:  # noqa: ASYNC110 - there is no event for it
+                    await asyncio.sleep(0.05)
+            await leader.join(topic, protocol=strategy, assigns=assignment(topic, other))
+            found = await events.wait_for(AssignmentFaultFound)
+            assert reason in found.reason
+            assert consumer.health().detail == found.reason
+            assert consumer.assignment() <= {TopicPartition(topic, 0), TopicPartition(topic, 1)}
+
+            await leader.join(topic, protocol=strategy, assigns=shares((topic, (0,)), (topic, (0, 1))))
+            await events.wait_for(AssignmentFaultResolved)
+            await until(lambda: consumer.assignment() == {TopicPartition(topic, 0), TopicPartition(topic, 1)})
+            async with asyncio.timeout(20):
+                records = [await consumer.getone() for _ in range(5)]
+            assert {record.topic for record in records} == {topic}
+            await until(lambda: consumer.health().status == "ok")
 
 
 # ---- assignors ----------------------------------------------------------------------------------------------------

@@ -144,7 +144,8 @@ def _brokers(vitals: Vitals, *, require_broker: bool) -> Check:
 
 def _group(vitals: Vitals, *, require_broker: bool) -> Check:
     if not vitals.was_assigned:
-        return Check("group", "starting" if require_broker else "ok", "waits for its first assignment")
+        status: Status = "starting" if require_broker else "ok"
+        return Check("group", status, vitals.assignment_fault or "waits for its first assignment")
     if vitals.assignment_fault:
         return Check("group", "degraded", vitals.assignment_fault)
     if vitals.is_rebalancing:

@@ -74,10 +74,11 @@ class HealthTracker:
         """Return the consumer's health; ``delays`` are partitions without a start offset, with the reason."""
         if failure is not None:
             return ConsumerHealth(status="failed", detail=str(failure))
+        trouble = self._trouble or self._assignment_fault
         if is_member and not self._was_assigned:
-            return ConsumerHealth(status="starting", detail=self._trouble or "joining the group")
+            return ConsumerHealth(status="starting", detail=trouble or "joining the group")
         rebalancing = "the group is rebalancing" if is_member and self._is_rebalancing else ""
-        detail = self._trouble or self._assignment_fault or rebalancing or describe_delays(delays)
+        detail = trouble or rebalancing or describe_delays(delays)
         return ConsumerHealth(
             status="degraded" if detail else "ok",
             detail=detail,
