@@ -83,7 +83,7 @@ async def test_the_liveness_probe_fails_if_a_restart_helps(home, tmp_path):
 
     assert was_blocked_all_along
     assert "loop blocked" in line
-    assert "where=spoils.py:" in line
+    assert 'where="spoils.py:' in line
     await service.wait_until_ready()
 
     home.witness.produce("fatal", [b"customer bob"])
