@@ -7,8 +7,9 @@ rare and a client of confluent-kafka is bound to one event loop.
 from __future__ import annotations
 
 import asyncio
+import base64
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -23,7 +24,7 @@ from tailrace.extras import install_hint
 from tailrace.observe.events import CredentialsUnencrypted
 from tailrace.observe.hooks import Observer
 
-__all__ = ["Auth", "Credentials", "RegistryClient", "Tls", "not_installed"]
+__all__ = ["Auth", "Credentials", "Hidden", "RegistryClient", "Tls", "not_installed"]
 
 Credentials: TypeAlias = tuple[str, str] | str
 """User and password, or a bearer token."""
@@ -40,8 +41,25 @@ _SERIALIZED = "serialized"
 
 The compiled form is a file descriptor in base64; the source is the text of a .proto file.
 """
+_MAX_ANSWER_BYTES = 16 << 20
+"""Maximum size of an answer of a registry; schemas are limited to a smaller size, in characters."""
 _MAX_MESSAGE_CHARS = 200
 _MAX_REFERENCES = 1000
+
+
+class Hidden:
+    """Credentials or a URL that contains some.
+
+    Tools that log the local variables of a traceback show only ``<hidden>``.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:  # noqa: ANN401 - any credentials
+        self.value: Any = value
+
+    def __repr__(self) -> str:
+        return "<hidden>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +69,7 @@ class Tls:
     ssl_cafile: str | None = None
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
-    ssl_password: str | None = field(default=None, repr=False)
+    ssl_password: Hidden | None = field(default=None, repr=False)
 
 
 class RegistryClient:
@@ -69,25 +87,25 @@ class RegistryClient:
         ConfigurationError: the extra is not installed, or an argument is invalid.
     """
 
-    def __init__(self, urls: Sequence[str], auth: Auth | None, tls: Tls, timeout_ms: int) -> None:
+    def __init__(self, urls: Hidden, auth: Hidden, tls: Tls, timeout_ms: int) -> None:
         try:
             import confluent_kafka.schema_registry  # noqa: F401, PLC0415 - an extra
         except ImportError as error:
             raise not_installed(error) from error
-        parsed = [_parse_url(url) for url in urls]
+        parsed = list(map(_parse_url, map(Hidden, urls.value)))
         if not parsed:
             raise ConfigurationError(
                 "SchemaRegistry: url is empty - set the address of the registry, such as 'http://localhost:8081'"
             )
-        auth_in_url = next((credentials for _, credentials in parsed if credentials is not None), None)
-        if auth is not None and auth_in_url is not None:
+        auth_in_url = next((credentials for _, credentials in parsed if credentials.value is not None), None)
+        if auth.value is not None and auth_in_url is not None:
             raise ConfigurationError("SchemaRegistry: credentials are in url and in auth= - remove them from url")
         self.urls = tuple(url for url, _ in parsed)
-        self._auth = auth_in_url if auth is None else auth
+        self._auth = auth if auth_in_url is None else auth_in_url
         self._tls, self._timeout_s = tls, timeout_ms / 1000
-        if self._auth is not None and not callable(self._auth):
+        if not callable(self._auth.value):
             _authorization(self._auth)
-        if self._auth is not None and (plain := [url for url in self.urls if url.startswith("http:")]):
+        if self._auth.value is not None and (plain := [url for url in self.urls if url.startswith("http:")]):
             advice = "use an https:// url for the schema registry"
             Observer().emit(CredentialsUnencrypted(", ".join(plain), advice))
 
@@ -214,9 +232,14 @@ class RegistryClient:
         where = ", ".join(self.urls)
         try:
             async with asyncio.timeout(self._timeout_s):
-                conf = await self._conf()
+                authorization = await self._current_authorization()
                 # In a thread, because the constructor reads certificates.
-                async with aclosing(await run_sync(AsyncSchemaRegistryClient, conf)) as client:
+                async with aclosing(await run_sync(self._new_client, AsyncSchemaRegistryClient)) as client:
+                    session = client._rest_client.session  # noqa: SLF001 - there is no public way to it
+                    session.headers["Accept-Encoding"] = "identity"  # so that the size of an answer is known
+                    session.event_hooks["response"].append(_limit_answer)
+                    if authorization.value is not None:
+                        session.auth = _Authorize(authorization)
                     yield client
         except (PublishError, SchemaRegistryError):
             raise
@@ -242,42 +265,90 @@ class RegistryClient:
                 " - check that the registry is running and that the url is correct"
             ) from error
 
-    async def _conf(self) -> dict[str, object]:
-        """Return the options of a client of confluent-kafka."""
+    def _new_client(self, kind: Any) -> Any:  # noqa: ANN401 - a class of an extra
+        """Return a client of confluent-kafka without credentials, which must not be in its local variables."""
         tls = self._tls
         # Without HTTPS, no certificates are read, which would take time.
         cafile: str | bool | None = tls.ssl_cafile if any(url.startswith("https:") for url in self.urls) else False
         conf: dict[str, object] = {
             "url": ",".join(self.urls),
-            "ssl.ca.location": cafile,
-            "ssl.certificate.location": tls.ssl_certfile,
-            "ssl.key.location": tls.ssl_keyfile,
-            "ssl.key.password": tls.ssl_password,
             # Each address gets an equal part of the time, so that an address that does not answer leaves time for the
             # other addresses.
             "timeout": self._timeout_s / len(self.urls),
             # Retries are left to the callers, such as the app, which retries the record.
             "max.retries": 0,
         }
+        client = kind(conf if cafile is None else {**conf, "ssl.ca.location": cafile})
+        password = tls.ssl_password
+        if tls.ssl_certfile is not None:
+            client._rest_client.verify.load_cert_chain(  # noqa: SLF001
+                tls.ssl_certfile, tls.ssl_keyfile, None if password is None else lambda: password.value
+            )
+        elif tls.ssl_keyfile is not None or password is not None:
+            raise ValueError("ssl_keyfile and ssl_password need ssl_certfile")
+        return client
+
+    async def _current_authorization(self) -> Hidden:
+        """Return the value of the header ``Authorization``; None if the registry needs none."""
         auth = self._auth
-        if callable(auth):
-            try:
-                returned = auth()
-                auth = await returned if inspect.isawaitable(returned) else returned
-            except Exception as error:
+        if not callable(auth.value):
+            return _authorization(auth)
+        try:
+            returned = auth.value()
+            auth = Hidden(await returned if inspect.isawaitable(returned) else returned)
+            returned = None
+        except Exception as error:
+            raise SchemaRegistryError(
+                f"the function auth= of the schema registry raised {type(error).__name__} - it must return credentials"
+            ) from error
+        try:
+            return _authorization(auth)
+        except ConfigurationError as error:
+            raise SchemaRegistryError(
+                "the function auth= of the schema registry returned invalid credentials"
+                " - it must return ('user', 'password') or a bearer token; the user must not contain ':'"
+            ) from error
+
+
+class _Authorize:
+    """Function that adds credentials to a request of httpx."""
+
+    __slots__ = ("_authorization",)
+
+    def __init__(self, authorization: Hidden) -> None:
+        self._authorization = authorization
+
+    def __call__(self, request: Any) -> Any:  # noqa: ANN401 - httpx's
+        request.headers["Authorization"] = self._authorization.value
+        return request
+
+
+async def _limit_answer(response: Any) -> None:  # noqa: ANN401 - httpx's
+    """Have an error raised when more bytes of an answer are read than a registry sends."""
+    # Confluent's client uses httpx or httpx2, which check that a stream is of their own base class.
+    base = next(one for one in type(response.stream).__mro__ if one.__name__ == "AsyncByteStream")
+    response.stream = type("LimitedByteStream", (_LimitedStream, base), {})(response.stream)
+
+
+class _LimitedStream:
+    """Body of an answer, which raises SchemaRegistryError if it is too large."""
+
+    def __init__(self, stream: Any) -> None:  # noqa: ANN401 - httpx's
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in self._stream:
+            size += len(chunk)
+            if size > _MAX_ANSWER_BYTES:
                 raise SchemaRegistryError(
-                    f"the function auth= of the schema registry raised {type(error).__name__}"
-                    " - it must return credentials"
-                ) from error
-        if auth is not None:
-            try:
-                conf |= _authorization(auth)
-            except ConfigurationError as error:
-                raise SchemaRegistryError(
-                    "the function auth= of the schema registry returned invalid credentials"
-                    " - it must return ('user', 'password') or a bearer token; the user must not contain ':'"
-                ) from error
-        return {name: value for name, value in conf.items() if value is not None}
+                    f"an answer of the schema registry is larger than {_MAX_ANSWER_BYTES >> 20} MiB - check the url,"
+                    " or split the schema"
+                )
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 def not_installed(error: ImportError) -> ConfigurationError:
@@ -372,44 +443,38 @@ def _is_compiled(schema: Schema) -> bool:
     return all(decode_compiled("", text) is not None for text in (schema.text, *schema.references.values()))
 
 
-def _parse_url(url: object) -> tuple[str, Credentials | None]:
+def _parse_url(url: Hidden) -> tuple[str, Hidden]:
     """Return an address without its credentials, and the credentials; None if it contains none.
 
     Error messages do not contain the address, because it may contain a password.
     """
-    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+    if not isinstance(url.value, str) or not url.value.startswith(("http://", "https://")):
         raise ConfigurationError(
             "SchemaRegistry: url must begin with http:// or https://, such as 'http://localhost:8081'"
         )
-    split = urlsplit(url)
-    if not split.hostname:
+    split = Hidden(urlsplit(url.value))
+    if not split.value.hostname:
         raise ConfigurationError("SchemaRegistry: url must contain a host, such as 'http://localhost:8081'")
-    bare = urlunsplit((split.scheme, split.netloc.rpartition("@")[2], split.path.rstrip("/"), "", ""))
-    if split.username is None:
-        return bare, None
-    return bare, (unquote(split.username), unquote(split.password or ""))
+    host = split.value.netloc.rpartition("@")[2]
+    bare = urlunsplit((split.value.scheme, host, split.value.path.rstrip("/"), "", ""))
+    if split.value.username is None:
+        return bare, Hidden(None)
+    return bare, Hidden((unquote(split.value.username), unquote(split.value.password or "")))
 
 
-def _authorization(credentials: object) -> dict[str, object]:
-    """Return credentials as options of a client of confluent-kafka.
+def _authorization(credentials: Hidden) -> Hidden:
+    """Return the value of the header ``Authorization``; None for None.
 
     Raises:
         ConfigurationError: the credentials are neither a user and password nor a token.
     """
-    if isinstance(credentials, str) and credentials:
-        return {
-            "bearer.auth.credentials.source": "STATIC_TOKEN",
-            "bearer.auth.token": credentials,
-            "bearer.auth.logical.cluster": "",
-        }
-    if (
-        isinstance(credentials, tuple | list)
-        and len(credentials) == 2
-        and all(isinstance(one, str) for one in credentials)
-    ):
-        user, password = credentials
-        if ":" not in user:
-            return {"basic.auth.user.info": f"{user}:{password}"}
+    match credentials.value:
+        case None:
+            return Hidden(None)
+        case str() if credentials.value:
+            return Hidden(f"Bearer {credentials.value}")
+        case (str(), str()) if ":" not in credentials.value[0]:
+            return Hidden("Basic " + base64.b64encode(":".join(credentials.value).encode()).decode())
     raise ConfigurationError(
         "SchemaRegistry: auth must be ('user', 'password'), a bearer token, or a function that"
         " returns one of them; the user must not contain ':'"

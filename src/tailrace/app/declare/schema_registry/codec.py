@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from tailrace.app.codec_protocols import Decode, TopicReader
-from tailrace.app.declare.schema_registry.client import Auth, RegistryClient, Tls, not_installed
+from tailrace.app.declare.schema_registry.client import Auth, Hidden, RegistryClient, Tls, not_installed
 from tailrace.app.declare.schema_registry.decoders import SchemaDecoders
 from tailrace.app.declare.schema_registry.encoders import SchemaEncoders
 from tailrace.app.declare.schema_registry.formats import AvroFormat, Format, JsonFormat
@@ -79,6 +79,10 @@ class SchemaRegistry:
         ssl_keyfile: str | None = None,
         ssl_password: str | None = None,
     ) -> None:
+        # Tools that log the local variables of a traceback must not find secrets in this function.
+        urls, hidden_auth = Hidden([url] if isinstance(url, str) else url), Hidden(auth)
+        password = None if ssl_password is None else Hidden(ssl_password)
+        del url, auth, ssl_password
         for name, value, choices in (("format", format, FormatName), ("subject", subject, SubjectName)):
             if value not in get_args(choices):
                 known = ", ".join(map(repr, get_args(choices)))
@@ -96,8 +100,8 @@ class SchemaRegistry:
             ("ssl_keyfile", ssl_keyfile),
         ):
             refuse_inline_pem(f"SchemaRegistry: {name}", path, "write it to a file")
-        tls = Tls(ssl_cafile, ssl_certfile, ssl_keyfile, ssl_password)
-        self._client = RegistryClient([url] if isinstance(url, str) else url, auth, tls, timeout_ms)
+        tls = Tls(ssl_cafile, ssl_certfile, ssl_keyfile, password)
+        self._client = RegistryClient(urls, hidden_auth, tls, timeout_ms)
         self._format = _format(format, validate=validate)
         self._decoders = SchemaDecoders(self._client, self._format)
         self._encoders = SchemaEncoders(
