@@ -195,7 +195,7 @@ class TopicAuthorizationFailedError(BrokerError):
 
     def __init__(self, code: int, detail: str = "", permission: str = "READ") -> None:
         self.permission: str = permission
-        self.advice = f"grant {permission} on the topic to this principal"
+        self.advice: str = f"grant {permission} on the topic to this principal"
         super().__init__(code, detail)
         self._arguments = (self.code, detail, permission)
 
