@@ -58,6 +58,7 @@ class ProtobufFormat:
             raise ValueError(f"schema {schema.id} exists only as .proto source - annotate with one generated class")
         by_name = {one.DESCRIPTOR.full_name: one.FromString for one in classes}
         convert = None if classes else converter(annotation, strict=False)
+        is_json = split_none(annotation)[0] in {dict, list, object, Any}
         parsers: dict[tuple[int, ...], Callable[[bytes], object]] = {}
 
         def read(data: bytes) -> object:
@@ -65,7 +66,11 @@ class ProtobufFormat:
             parse = parsers.get(indexes)
             if parse is None:
                 found = _message_at(file, indexes)
-                parse = _decoder_to_type(found, convert) if convert is not None else by_name.get(found.full_name)
+                parse = (
+                    _decoder_to_type(found, convert, is_json=is_json)
+                    if convert is not None
+                    else by_name.get(found.full_name)
+                )
                 if parse is None:
                     raise ValueError(f"the message is a {found.full_name}")
                 parsers[indexes] = parse
@@ -149,12 +154,19 @@ def _message_at(file: FileDescriptor, indexes: Sequence[int]) -> Descriptor:
     among: Sequence[Descriptor] = list(file.message_types_by_name.values())
     found: Descriptor | None = None
     for index in indexes:
+        if found is not None and len(among) <= index < len(found.nested_types):
+            among = found.nested_types  # Confluent's client for Python counts the types of map fields, too.
         if not 0 <= index < len(among):
             raise ValueError(f"the schema has no message at the message indexes {list(indexes)}")
         found = among[index]
-        among = found.nested_types
+        among = _declared_in(found)
     assert found is not None
     return found
+
+
+def _declared_in(message: Descriptor) -> list[Descriptor]:
+    """Return the message types that are declared in a message; Java does not count those generated for map fields."""
+    return [one for one in message.nested_types if not one.GetOptions().map_entry]
 
 
 def _indexes_of(message: Descriptor) -> list[int]:
@@ -163,7 +175,7 @@ def _indexes_of(message: Descriptor) -> list[int]:
     inner: Descriptor | None = message
     while inner is not None:
         outer: Descriptor | None = inner.containing_type
-        among = list(inner.file.message_types_by_name.values()) if outer is None else list(outer.nested_types)
+        among = list(inner.file.message_types_by_name.values()) if outer is None else _declared_in(outer)
         indexes.insert(0, among.index(inner))
         inner = outer
     return indexes
@@ -230,16 +242,77 @@ def _decoder_of_class(kind: Any) -> Decode:  # noqa: ANN401
     return lambda data: kind.FromString(data[_read_indexes(data)[1] :])
 
 
-def _decoder_to_type(message: Descriptor, convert: Callable[[object], object]) -> Callable[[bytes], object]:
+def _decoder_to_type(message: Descriptor, convert: Callable[[object], object], *, is_json: bool) -> Decode:
+    """Return a decoder of payloads; ``is_json`` selects the JSON mapping without the types of Python."""
     parse = message_factory.GetMessageClass(message).FromString
 
     def read(payload: bytes) -> object:
-        plain: Mapping[str, object] = json_format.MessageToDict(
-            parse(payload), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        found = parse(payload)
+        plain: dict[str, object] = json_format.MessageToDict(
+            found,
+            preserving_proto_field_name=True,
+            always_print_fields_with_no_presence=True,
+            descriptor_pool=message.file.pool,
         )
-        return convert(plain)
+        if is_json:
+            return convert(plain)
+        try:
+            return convert(_with_python_types(found, plain, keeps_text=False))
+        except (TypeError, ValueError):
+            # The type may contain str for a Duration or a 64-bit integer, as in the JSON mapping.
+            return convert(_with_python_types(found, plain, keeps_text=True))
 
     return read
+
+
+def _with_python_types(message: Any, plain: dict[str, Any], *, keeps_text: bool) -> dict[str, Any]:  # noqa: ANN401
+    """Return the JSON mapping of a message with bytes, and without ``keeps_text`` integers and timedeltas, not text."""
+    typed = dict(plain)
+    for field in message.DESCRIPTOR.fields:
+        if field.name not in plain:
+            continue
+        value, mapped = getattr(message, field.name), plain[field.name]
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            item = field.message_type.fields_by_name["value"]
+            typed[field.name] = {
+                name: _typed(item, one, mapped[_json_key(name)], keeps_text=keeps_text) for name, one in value.items()
+            }
+            if not all(isinstance(name, str) for name in value):
+                typed[field.name] = {_json_key(name): one for name, one in typed[field.name].items()}
+        elif isinstance(mapped, list) and _is_repeated(field):
+            typed[field.name] = [
+                _typed(field, one, text, keeps_text=keeps_text) for one, text in zip(value, mapped, strict=True)
+            ]
+        else:
+            typed[field.name] = _typed(field, value, mapped, keeps_text=keeps_text)
+    return typed
+
+
+def _typed(field: Any, value: Any, mapped: Any, *, keeps_text: bool) -> Any:  # noqa: ANN401
+    """Return a single value of a field; ``mapped`` is its JSON mapping."""
+    kind = field.message_type
+    name = "" if kind is None else kind.full_name.removeprefix("google.protobuf.")
+    typed = mapped
+    if name == "BytesValue" or field.type == field.TYPE_BYTES:
+        typed = value.value if name else value
+    elif name in {"Int64Value", "UInt64Value", "Duration"}:
+        if not keeps_text:
+            typed = value.ToTimedelta() if name == "Duration" else value.value
+    elif kind is None:
+        is_integer = isinstance(mapped, str) and isinstance(value, int) and field.enum_type is None
+        typed = value if is_integer and not keeps_text else mapped
+    elif isinstance(mapped, dict) and not kind.full_name.startswith("google.protobuf."):
+        typed = _with_python_types(value, mapped, keeps_text=keeps_text)
+    return typed
+
+
+def _is_repeated(field: Any) -> bool:  # noqa: ANN401
+    """Return True for a repeated field; protobuf 7 has no ``label`` any more."""
+    return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED)
+
+
+def _json_key(key: object) -> str:
+    return str(key).lower() if isinstance(key, bool) else str(key)
 
 
 def _check_message(value: object) -> Any:  # noqa: ANN401
