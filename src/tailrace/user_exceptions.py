@@ -9,9 +9,18 @@ import traceback
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 
-__all__ = ["error_text", "has_many_related", "message_of", "traceback_of", "traceback_parts", "with_group_members"]
+__all__ = [
+    "error_text",
+    "has_many_related",
+    "message_of",
+    "shortened",
+    "traceback_of",
+    "traceback_parts",
+    "with_group_members",
+]
 
 _MAX_CHARS = 2_000
+_MAX_LOGGED_CHARS = 20_000
 _MAX_RELATED = 1_000
 
 
@@ -28,6 +37,28 @@ def message_of(error: BaseException, max_chars: int | None = None) -> str:
         return text
     first = max_chars * 3 // 4
     return f"{text[:first]} ... {len(text) - max_chars} characters omitted ... {text[first - max_chars :]}"
+
+
+def shortened(error: BaseException) -> BaseException:
+    """Return an exception to log: ``error`` itself, or if its message or notes are long, one with a shortened message.
+
+    The latter has the name, traceback, cause and context of ``error``, but not its class, which might refuse the text.
+    """
+    if isinstance(error, BaseExceptionGroup) or _logged_chars(error) <= _MAX_LOGGED_CHARS:
+        return error
+    kind = type(error)
+    named = type(kind.__name__, (Exception,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+    found: BaseException = named(message_of(error, _MAX_CHARS)).with_traceback(error.__traceback__)
+    found.__cause__, found.__context__ = error.__cause__, error.__context__
+    found.__suppress_context__ = error.__suppress_context__
+    return found
+
+
+def _logged_chars(error: BaseException) -> int:
+    try:
+        return len(message_of(error)) + sum(len(str(one)) for one in getattr(error, "__notes__", ()))
+    except Exception:  # noqa: BLE001 - the user's attributes may raise any exception
+        return 0
 
 
 def error_text(error: BaseException) -> str:

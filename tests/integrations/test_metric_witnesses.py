@@ -5,6 +5,7 @@ A metric of the table without a witness fails.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -28,6 +29,7 @@ import tailrace
 from tailrace.embedded.ports import free_ports
 from tailrace.error_codes import ErrorCode
 from tailrace.integrations.prometheus import exposition
+from tailrace.observe.events import CorruptBatchSkipped, PartitionBlocked
 from tailrace.observe.metrics import METRICS
 from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest
 from tailrace.protocol.committed_offsets import OffsetCommitRequest
@@ -36,6 +38,7 @@ from tailrace.protocol.transactions import TxnOffsetCommitRequest
 from tailrace.testing import KafkaServer
 from tests.support.admin_tools import KafkaTool
 from tests.support.commands import COMMAND, environment
+from tests.support.event_recorder import EventRecorder
 from tests.support.transaction_faults import with_code
 
 MARKS = (pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("metric witnesses"))
@@ -603,6 +606,18 @@ def partition_paused(facts: Facts) -> None:
     assert set(facts.busy.all("tailrace_partition_paused")) == {0.0}
 
 
+@witness("tailrace_partition_blocked")
+def partition_blocked(facts: Facts) -> None:
+    """Check that no partition waits at a batch; another test has one that does."""
+    assert set(facts.busy.all("tailrace_partition_blocked")) == {0.0}
+
+
+@witness("tailrace_consumer_skipped_batches_total")
+def skipped_batches(facts: Facts) -> None:
+    """Check that no batch was skipped; another test skips one."""
+    assert set(facts.busy.all("tailrace_consumer_skipped_batches_total")) == {0.0}
+
+
 @witness("tailrace_consumer_assigned_partitions")
 def assigned(facts: Facts) -> None:
     """Compare with the rows of Kafka's tool that have a member."""
@@ -767,6 +782,39 @@ async def test_queued_records_and_pauses_are_metrics(server):
     found, while_paused = map(values_of, (scrape, paused))
     assert 0 < found["tailrace_consumer_queued_records"] <= min(50, 200 - polled, rest)
     assert (found["tailrace_partition_paused"], while_paused["tailrace_partition_paused"]) == (0, 1)
+
+
+@runs_an_app
+@pytest.mark.parametrize(("reaction", "expected"), [("pause", (1, 0)), ("skip", (0, 1))])
+async def test_batches_that_cannot_be_read_are_metrics(server, reaction, expected):
+    """A partition that waits at a batch that is too large, and a skipped batch, are counted."""
+    topic, handled = f"w-{uuid.uuid4().hex[:8]}", asyncio.Event()
+    server.create_topic(topic, 1)
+    producer = Producer({"bootstrap.servers": server.bootstrap_servers, "compression.type": "gzip"})
+    producer.produce(topic, bytes(500_000))
+    producer.flush()
+    produce(server, topic, [b"last"])
+    recorder = EventRecorder()
+    app = tailrace.App(
+        bootstrap_servers=server.bootstrap_servers,
+        group_id=topic,
+        max_decompressed_batch_bytes=100_000,
+        on_corrupt_batch=reaction,
+        hooks=[recorder],
+    )
+
+    @app.handler(topic)
+    async def handle(_: bytes) -> None:
+        handled.set()
+
+    async with app:
+        await recorder.wait_for(PartitionBlocked if reaction == "pause" else CorruptBatchSkipped)
+        if reaction == "skip":
+            await handled.wait()
+        found = values_of((await exposition(app, registry=CollectorRegistry()))[0].decode())
+
+    names = ("tailrace_partition_blocked", "tailrace_consumer_skipped_batches_total")
+    assert tuple(found[name] for name in names) == expected
 
 
 def values_of(text: str) -> dict[str, float]:

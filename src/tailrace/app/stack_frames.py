@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import NamedTuple
 
 from tailrace.errors import DecodeError
+from tailrace.user_exceptions import shortened
 
 __all__ = ["StackFrame", "frame_position", "innermost_user_frame", "where_raised", "with_short_tracebacks"]
 
@@ -127,7 +128,12 @@ def _set(copied: BaseException, name: str, value: object) -> None:
 
 
 def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseException | None:
-    """Return an error of the same type and text, or None if that fails; call ``__init__`` only if necessary."""
+    """Return an error of the same type and text, or None if that fails; call ``__init__`` only if necessary.
+
+    A long text is shortened, in an error of another type with the same name.
+    """
+    if (short := shortened(error)) is not error:
+        return short
 
     def bare() -> BaseException:
         arguments = error.args

@@ -14,6 +14,7 @@ from typing import ClassVar, TypeAlias
 import msgspec
 
 from tailrace.records import TopicPartition
+from tailrace.user_exceptions import shortened
 from tailrace.values import Value
 
 __all__ = [
@@ -130,7 +131,10 @@ class Event(Value):
 
 
 def _exc_info(exception: BaseException | None) -> ExcInfo | None:
-    return None if exception is None else (type(exception), exception, exception.__traceback__)
+    if exception is None:
+        return None
+    logged = shortened(exception)
+    return type(logged), logged, logged.__traceback__
 
 
 # ---- Brokers and connections -----------------------------------------------------------------------------------

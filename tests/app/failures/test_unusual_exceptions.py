@@ -369,3 +369,20 @@ async def test_an_unusual_exception_of_a_hook_or_provider_is_reported(where, mak
     else:
         assert type(error).__name__ in str(caught.value)
         assert "Frozen" + "Instance" not in str(caught.value)
+
+
+async def test_a_long_message_is_shortened_in_the_log(caplog):
+    """The traceback in the log of an exception with a long message is short, and names its type."""
+    app = App(group_id="long", on_failure="skip", retry=Retry(attempts=1))
+
+    @app.handler("t")
+    async def handle(_: bytes) -> None:
+        raise ValueError("x" * 1_000_000)
+
+    async with TestApp(app) as kafka:
+        await kafka.send("t", b"1")
+
+    assert "ValueError: xxx" in caplog.text
+    assert "characters omitted" in caplog.text
+    assert "in handle" in caplog.text
+    assert len(caplog.text) < 20_000
