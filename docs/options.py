@@ -24,7 +24,7 @@ from tailrace.app.options import AppConfig
 from tailrace.app.transactions.exactly_once import TransactionOptions
 from tailrace.config import ConsumerConfig
 from tailrace.config.spellings import NAMES_BY_CLIENT
-from tailrace.core.dispatch.batching import Batch
+from tailrace.core.failures.retry import Batch
 from tailrace.core.failures.retry import Retry
 
 ROOT = Path(__file__).parents[1]

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from tailrace.consumer.group.role_protocol import Generation, GroupRole
     from tailrace.consumer.monitoring.status import ConsumerHealth, ConsumerOffsets, Lag
     from tailrace.consumer.shared_cluster import SharedCluster
-    from tailrace.core.dispatch.batching import Batch
-    from tailrace.core.failures.retry import Retry
+    from tailrace.core.failures.retry import Batch, Retry
     from tailrace.errors import (
         AuthenticationError,
         BrokerConnectionError,

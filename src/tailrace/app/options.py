@@ -14,9 +14,7 @@ from tailrace.app.codec_protocols import AnyCodec
 from tailrace.config import ConsumerOptions
 from tailrace.config.resolution import place_of, similar
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
-from tailrace.core.dispatch.batching import Batch
-from tailrace.core.dispatch.lanes import OrderBy
-from tailrace.core.failures.retry import OnFailure, Retry
+from tailrace.core.failures.retry import Batch, OnFailure, OrderBy, Retry
 from tailrace.core.legal_topic_names import topic_name_fault
 from tailrace.errors import ConfigurationError
 from tailrace.records import Record

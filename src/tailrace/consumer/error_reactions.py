@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tailrace.config import ConsumerConfig
-from tailrace.core.group.error_reactions import REACTIONS, GroupReaction, GroupRequestKind, event_of
-from tailrace.core.group.events import GroupEvent
+from tailrace.core.group.error_reactions import REACTIONS, GroupReaction, GroupRequestKind
 from tailrace.errors import ConfigurationError
 from tailrace.user_exceptions import error_text
 
@@ -23,13 +22,10 @@ class ErrorReactions:
         Raises:
             ConfigurationError: the user's function raised, or returned something other than a reaction.
         """
-        return REACTIONS.reaction_to(code, request, self._overrides(code))
+        return REACTIONS.reaction_to(code, request, self.overrides(code))
 
-    def event_of(self, code: int, request: GroupRequestKind) -> GroupEvent:
-        """Return the reaction to ``code`` as an event of the membership; raise the same errors as ``reaction_to``."""
-        return event_of(code, request, self._overrides(code))
-
-    def _overrides(self, code: int) -> dict[int, GroupReaction]:
+    def overrides(self, code: int) -> dict[int, GroupReaction]:
+        """Return the configured reaction to ``code``; raise the same error as ``reaction_to``."""
         configured = self._reactions.get(code)
         if configured is None:
             return {}

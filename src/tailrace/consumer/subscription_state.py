@@ -18,7 +18,7 @@ from tailrace.consumer.offsets.queries import TOPIC_GRACE_S, check_topics
 from tailrace.consumer.positions.manual_assignment import ManualAssignment
 from tailrace.consumer.standalone import StandaloneAssignment
 from tailrace.consumer.topic_patterns import BrokerPattern, TopicPattern
-from tailrace.core.group.membership import Identity
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.offsets.commits import Commits
 from tailrace.core.positions.partition_spec import PartitionSpec
 from tailrace.errors import ConsumerStateError, TailraceError

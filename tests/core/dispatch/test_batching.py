@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace import Record, TopicPartition
-from tailrace.core.dispatch.batching import Batch, BatchAssembler, size_of
+from tailrace.core.dispatch.batching import BatchAssembler, size_of
+from tailrace.core.failures.retry import Batch
 from tests.support.simulation.leases import Leases
 
 A, B, C = (TopicPartition("t", number) for number in range(3))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tailrace.consumer.group.requests import event_of
 from tailrace.core.group.classic import member as classic
 from tailrace.core.group.classic import states as classic_states
-from tailrace.core.group.error_reactions import REACTIONS, GroupReaction, GroupRequestKind, error_of, event_of
+from tailrace.core.group.error_reactions import REACTIONS, GroupReaction, GroupRequestKind, error_of
 from tailrace.core.group.events import (
     CoordinatorGone,
     GenerationLost,

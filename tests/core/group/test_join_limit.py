@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tailrace.core.group.effects import SendJoin, SendLeave, SendSync
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.group.events import (
     CoordinatorGone,
-    Identity,
     JoinedAsFollower,
     LeaveAnswered,
     MembershipFailed,

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailrace.consumer.group.requests import event_of
 from tailrace.core.group.effects import (
     Effect,
     FindTopicNames,
@@ -20,12 +21,11 @@ from tailrace.core.group.effects import (
     SendLeave,
     TakeOver,
 )
-from tailrace.core.group.error_reactions import INSTANCE_RELEASED, GroupRequestKind, event_of
+from tailrace.core.group.error_reactions import INSTANCE_RELEASED, GroupRequestKind, Identity
 from tailrace.core.group.events import (
     CoordinatorGone,
     GroupEvent,
     GroupHeartbeatAnswered,
-    Identity,
     InstanceReleased,
     LeaveAnswered,
     PartitionsChanged,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tailrace.core.group.events import Identity
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.producer import events as transaction_events
 from tailrace.core.producer.events import (
     AbortTransaction,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.core.backoff import Backoff
-from tailrace.core.group.events import Identity
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.producer.accumulator import ProducerSettings
 from tailrace.core.producer.events import (
     AbortTransaction,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tailrace import OffsetAndMetadata, ProducerFencedError, PublishError, TopicPartition
 from tailrace.config import split_address
-from tailrace.core.group.events import Identity
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.producer.states import ProducerState
 from tailrace.error_codes import ErrorCode
 from tailrace.producer.transactional.producer import TransactionalProducer

@@ -19,7 +19,7 @@ from tailrace import (
     TopicPartition,
 )
 from tailrace.config import resolve
-from tailrace.core.group.events import Identity
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.producer.states import ProducerState
 from tailrace.producer.publisher import Published
 from tailrace.producer.transactional.producer import TransactionalProducer

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from tailrace.consumer.group.requests import event_of
 from tailrace.core.group.assignors.strategies import are_cooperative, strategies_of
 from tailrace.core.group.classic.member import ClassicMember
 from tailrace.core.group.effects import (
@@ -27,7 +28,7 @@ from tailrace.core.group.effects import (
     SendSync,
     TakeOver,
 )
-from tailrace.core.group.error_reactions import GroupRequestKind, event_of
+from tailrace.core.group.error_reactions import GroupRequestKind, Identity
 from tailrace.core.group.events import (
     CoordinatorGone,
     GenerationLost,
@@ -35,7 +36,6 @@ from tailrace.core.group.events import (
     GroupEvent,
     HeartbeatAnswered,
     HeartbeatOutcome,
-    Identity,
     JoinedAsFollower,
     JoinedAsLeader,
     LeaveAnswered,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tailrace.core.group.assignors.strategies import UserAssignor, strategies_of
 from tailrace.core.group.classic.member import ClassicMember
 from tailrace.core.group.classic.states import ClassicState
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.group.events import (
     CoordinatorGone,
     GenerationLost,
@@ -13,7 +14,6 @@ from tailrace.core.group.events import (
     GroupHeartbeatAnswered,
     HeartbeatAnswered,
     HeartbeatOutcome,
-    Identity,
     InstanceHeld,
     InstanceReleased,
     JoinDue,

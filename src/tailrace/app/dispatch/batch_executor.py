@@ -9,7 +9,8 @@ from typing import TypeAlias
 from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover
 from tailrace.app.dispatch.work import RunningBatch
-from tailrace.core.dispatch.batching import Batch, BatchAssembler, HandlerBatch
+from tailrace.core.dispatch.batching import BatchAssembler, HandlerBatch
+from tailrace.core.failures.retry import Batch
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["BatchExecutor"]

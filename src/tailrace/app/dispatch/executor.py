@@ -18,7 +18,8 @@ from tailrace.app.dispatch.work import Work
 from tailrace.app.dispatch.workers import Workers
 from tailrace.core.delivery.progress import Lease, Progress
 from tailrace.core.dispatch.batching import BatchAssembler
-from tailrace.core.dispatch.lanes import Lanes, OrderBy
+from tailrace.core.dispatch.lanes import Lanes
+from tailrace.core.failures.retry import OrderBy
 from tailrace.core.metrics import CallMeter
 from tailrace.records import Record, TopicPartition
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from tailrace.config import ConsumerConfig
 from tailrace.core.backoff import Backoff
-from tailrace.core.group.membership import Identity
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.producer.states import OPEN, OVER, ProducerState
 from tailrace.errors import (
     AuthenticationError,

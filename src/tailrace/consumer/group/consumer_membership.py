@@ -15,13 +15,13 @@ from tailrace.consumer.error_reactions import ErrorReactions
 from tailrace.consumer.group.membership import MembershipLoop, member_settings
 from tailrace.consumer.group.poll_interval import run_poll_interval_check
 from tailrace.consumer.group.reconciler import AssignmentReconciler
-from tailrace.consumer.group.requests import GroupRequests
+from tailrace.consumer.group.requests import GroupRequests, event_of
 from tailrace.consumer.topic_patterns import BrokerPattern, TopicPattern
 from tailrace.core.group.assignors.strategies import strategies_of
 from tailrace.core.group.classic.member import ClassicMember
 from tailrace.core.group.effects import Release, TakeOver
-from tailrace.core.group.error_reactions import GroupRequestKind
-from tailrace.core.group.events import Identity, PartitionsChanged, Resubscribed, StopMembership
+from tailrace.core.group.error_reactions import GroupRequestKind, Identity
+from tailrace.core.group.events import PartitionsChanged, Resubscribed, StopMembership
 from tailrace.core.group.kip848.member import Kip848Member
 from tailrace.core.group.membership import Membership
 from tailrace.error_codes import ErrorCode
@@ -93,7 +93,7 @@ class ConsumerMembership:
         """Handle the error code of a commit sent as ``identity``; return True if ``identity`` is still current."""
         is_current = self._membership_loop.is_current(identity)
         if is_current:
-            self._membership_loop.receive(self._reactions.event_of(code, GroupRequestKind.COMMIT))
+            self._membership_loop.receive(event_of(code, GroupRequestKind.COMMIT, self._reactions.overrides(code)))
         return is_current
 
     def metadata_changed(self) -> None:

@@ -37,11 +37,11 @@ from tailrace.core.group.effects import (
     SendSync,
     TakeOver,
 )
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.group.events import (
     CoordinatorGone,
     GroupEvent,
     HeartbeatOutcome,
-    Identity,
     InstanceHeld,
     MembershipFailed,
     Released,

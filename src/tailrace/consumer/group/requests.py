@@ -31,9 +31,10 @@ from tailrace.core.group.effects import (
     SendLeave,
     SendSync,
 )
-from tailrace.core.group.error_reactions import INSTANCE_RELEASED, GroupRequestKind, error_of
+from tailrace.core.group.error_reactions import INSTANCE_RELEASED, REACTIONS, GroupReaction, GroupRequestKind, error_of
 from tailrace.core.group.events import (
     CoordinatorGone,
+    GenerationLost,
     GroupDescribed,
     GroupEvent,
     GroupHeartbeatAnswered,
@@ -42,8 +43,10 @@ from tailrace.core.group.events import (
     InstanceReleased,
     LeaveAnswered,
     MemberIdAssigned,
+    MemberLost,
     MembershipFailed,
     PartitionsFound,
+    RebalanceCalled,
     RetryLater,
     SessionKnown,
     Synced,
@@ -51,7 +54,7 @@ from tailrace.core.group.events import (
 )
 from tailrace.core.group.join_limit import JoinLimit, ServerErrorLimit
 from tailrace.core.group.kip848.states import STATIC_LEAVE_EPOCH
-from tailrace.error_codes import ErrorCode
+from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import (
     AuthenticationError,
     BrokerConnectionError,
@@ -74,7 +77,7 @@ from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import FindCoordinatorRequest
 from tailrace.records import TopicPartition
 
-__all__ = ["GroupRequests", "RequestEffect", "outcome_of"]
+__all__ = ["GroupRequests", "RequestEffect", "event_of", "outcome_of"]
 
 RequestEffect: TypeAlias = (
     SendJoin
@@ -203,7 +206,7 @@ class GroupRequests:
         if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             return MemberIdAssigned(answer.member_id)
         if answer.error_code:
-            return self._reactions.event_of(answer.error_code, GroupRequestKind.JOIN)
+            return event_of(answer.error_code, GroupRequestKind.JOIN, self._reactions.overrides(answer.error_code))
         try:
             return self._protocol.joined(answer)
         except MalformedMessageError as error:
@@ -296,7 +299,7 @@ class GroupRequests:
         )
         answer = await self._send_held(coordinator, request, effect.timeout_s)
         if answer.error_code:
-            return self._reactions.event_of(answer.error_code, GroupRequestKind.SYNC)
+            return event_of(answer.error_code, GroupRequestKind.SYNC, self._reactions.overrides(answer.error_code))
         try:
             synced = self._protocol.synced(answer.assignment)
         except MalformedMessageError as error:
@@ -371,7 +374,9 @@ class GroupRequests:
             request = HeartbeatRequest(self._group_id, me.generation, me.member_id, me.instance_id)
             answer = await coordinator.send(request, member=self._member, timeout_s=effect.timeout_s)
             if answer.error_code:
-                return self._reactions.event_of(answer.error_code, GroupRequestKind.HEARTBEAT)
+                return event_of(
+                    answer.error_code, GroupRequestKind.HEARTBEAT, self._reactions.overrides(answer.error_code)
+                )
             return HeartbeatAnswered()
         return CoordinatorGone(f"no heartbeat was acknowledged within {effect.timeout_s:.1f} s")
 
@@ -402,7 +407,7 @@ class GroupRequests:
                 return InstanceReleased()
             if answer.error_code:
                 kind = GroupRequestKind.GROUP_HEARTBEAT if me.generation > 0 else GroupRequestKind.GROUP_JOIN
-                return self._reactions.event_of(answer.error_code, kind)
+                return event_of(answer.error_code, kind, self._reactions.overrides(answer.error_code))
             assigned = answer.assignment
             return GroupHeartbeatAnswered(
                 answer.member_id or me.member_id,
@@ -456,7 +461,7 @@ class GroupRequests:
         if code := next((code for code in codes if code), ErrorCode.NONE):
             if code in _NOT_A_MEMBER:
                 return LeaveAnswered()
-            return self._reactions.event_of(code, GroupRequestKind.LEAVE)
+            return event_of(code, GroupRequestKind.LEAVE, self._reactions.overrides(code))
         self._observer.emit(GroupLeft(self._group_id, me.member_id))
         return LeaveAnswered()
 
@@ -473,3 +478,25 @@ async def outcome_of(work: Awaitable[GroupEvent]) -> GroupEvent:
         return RetryLater(str(error)) if error.retriable else MembershipFailed(error)
     except TailraceError as error:
         return MembershipFailed(error)
+
+
+def event_of(code: int, request: GroupRequestKind, overrides: Mapping[int, GroupReaction] | None = None) -> GroupEvent:
+    """Return the event that reports ``code`` to the membership; ``overrides`` replaces the reactions to its codes."""
+    reason = f"{request}: {name_of(code)}"
+    match REACTIONS.reaction_to(code, request, overrides):
+        case GroupReaction.RETRY:
+            is_limited = code == ErrorCode.UNKNOWN_SERVER_ERROR
+            return RetryLater(reason, error_of(code, request) if is_limited else None)
+        case GroupReaction.FIND_COORDINATOR:
+            return CoordinatorGone(reason)
+        case GroupReaction.REJOIN:
+            return RebalanceCalled()
+        case GroupReaction.REJOIN_WITH_SAME_ID:
+            return GenerationLost(reason)
+        case GroupReaction.REJOIN_AS_NEW:
+            return MemberLost(reason)
+        case GroupReaction.FAIL:
+            error = error_of(code, request)
+            # The holder of the instance id may be a process that was killed. Its session ends by itself.
+            is_held = code == ErrorCode.UNRELEASED_INSTANCE_ID and request is GroupRequestKind.GROUP_JOIN
+            return InstanceHeld(error) if is_held else MembershipFailed(error)

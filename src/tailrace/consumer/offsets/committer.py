@@ -24,8 +24,7 @@ from tailrace.consumer.error_reactions import ErrorReactions
 from tailrace.consumer.offsets.requests import coordinator_timeout_s, partitions_of_outdated_topics, with_topic_ids
 from tailrace.context_managers import asynccontextmanager
 from tailrace.core.cluster_metadata import is_other_log
-from tailrace.core.group.error_reactions import GroupReaction, GroupRequestKind, error_of
-from tailrace.core.group.membership import Identity
+from tailrace.core.group.error_reactions import GroupReaction, GroupRequestKind, Identity, error_of
 from tailrace.core.offsets.auto_commit import CommitClock
 from tailrace.core.offsets.commits import Commits, CommitSnapshot
 from tailrace.error_codes import ErrorCode, name_of

@@ -19,49 +19,21 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TypeAlias
 
 from tailrace.core.delivery.progress import Lease
-from tailrace.core.dispatch.lanes import OrderBy, QueuedRecord
-from tailrace.errors import ConfigurationError
+from tailrace.core.dispatch.lanes import QueuedRecord
+from tailrace.core.failures.retry import Batch, OrderBy
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["Batch", "BatchAssembler", "HandlerBatch", "size_of"]
+__all__ = ["BatchAssembler", "HandlerBatch", "size_of"]
 
 Key: TypeAlias = bytes | None
 
 _STALE_ALLOWED = 64
 """Number of outdated entries that the heap of due times may always have, even if there are few partitions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Limits of a handler's batches: a batch starts as soon as one limit is reached.
-
-    Args:
-        max_records: Maximum number of records.
-        max_wait_ms: Maximum time in milliseconds that the first record of a batch waits for other records.
-        max_bytes: Maximum size of keys, values and headers in bytes; a larger record is a batch of its own. Unlimited
-            by default.
-
-    Raises:
-        ConfigurationError: A limit is not an integer, or too small.
-    """
-
-    max_records: int = 500
-    max_wait_ms: int = 200
-    max_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("max_records", 1), ("max_wait_ms", 0), ("max_bytes", 1)):
-            value = getattr(self, name)
-            if name == "max_bytes" and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigurationError(f"Batch: {name} must be an integer of at least {least}, not {value!r}")
 
 
 class HandlerBatch:

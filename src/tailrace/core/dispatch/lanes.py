@@ -24,16 +24,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from operator import length_hint
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from tailrace.core.delivery.progress import Lease
+from tailrace.core.failures.retry import OrderBy
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["FEW_RECORDS", "Lanes", "OrderBy", "QueuedRecord"]
+__all__ = ["FEW_RECORDS", "Lanes", "QueuedRecord"]
 
-OrderBy: TypeAlias = Literal["partition", "key", "none"]
 
 Lane: TypeAlias = bytes | None
 """Key of the lane; None for records without a key, and for all records if the partition is the lane."""

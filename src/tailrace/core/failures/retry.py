@@ -22,13 +22,43 @@ from tailrace.core.backoff import Backoff
 from tailrace.errors import ConfigurationError
 from tailrace.user_exceptions import with_group_members
 
-__all__ = ["FailureAction", "OnFailure", "Retry", "RetryDecision", "after_failure", "consists_of"]
+__all__ = ["Batch", "FailureAction", "OnFailure", "OrderBy", "Retry", "RetryDecision", "after_failure", "consists_of"]
 
 Exceptions: TypeAlias = type[Exception] | tuple[type[Exception], ...]
 OnFailure: TypeAlias = Literal["pause", "stop", "skip"]
 
 _NO_JITTER = 0.5
 """Value of ``chance`` that leaves a backoff unchanged."""
+
+
+OrderBy: TypeAlias = Literal["partition", "key", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Limits of a handler's batches: a batch starts as soon as one limit is reached.
+
+    Args:
+        max_records: Maximum number of records.
+        max_wait_ms: Maximum time in milliseconds that the first record of a batch waits for other records.
+        max_bytes: Maximum size of keys, values and headers in bytes; a larger record is a batch of its own. Unlimited
+            by default.
+
+    Raises:
+        ConfigurationError: A limit is not an integer, or too small.
+    """
+
+    max_records: int = 500
+    max_wait_ms: int = 200
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_records", 1), ("max_wait_ms", 0), ("max_bytes", 1)):
+            value = getattr(self, name)
+            if name == "max_bytes" and value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigurationError(f"Batch: {name} must be an integer of at least {least}, not {value!r}")
 
 
 @dataclass(frozen=True)

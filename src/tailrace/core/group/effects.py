@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from tailrace.core.group.events import Identity
+from tailrace.core.group.error_reactions import Identity
 from tailrace.errors import TailraceError
 from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
 from tailrace.records import TopicPartition

@@ -10,16 +10,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from tailrace.core.error_reactions import ReactionTable
-from tailrace.core.group.events import (
-    CoordinatorGone,
-    GenerationLost,
-    GroupEvent,
-    InstanceHeld,
-    MemberLost,
-    MembershipFailed,
-    RebalanceCalled,
-    RetryLater,
-)
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import (
     ConfigurationError,
@@ -29,8 +19,19 @@ from tailrace.errors import (
     UnsupportedVersionError,
     broker_error,
 )
+from tailrace.values import Value
 
-__all__ = ["INSTANCE_RELEASED", "REACTIONS", "GroupReaction", "GroupRequestKind", "error_of", "event_of"]
+__all__ = ["INSTANCE_RELEASED", "REACTIONS", "GroupReaction", "GroupRequestKind", "Identity", "error_of"]
+
+
+class Identity(Value):
+    """Identity of a member in its requests. The default is the identity of a consumer that is in no group."""
+
+    member_id: str = ""
+    generation: int = -1
+    """Generation, or member epoch under KIP-848."""
+    instance_id: str | None = None
+    """``group_instance_id`` of a static member; None for other members."""
 
 
 class GroupRequestKind(StrEnum):
@@ -101,28 +102,6 @@ INSTANCE_RELEASED = frozenset(
 Each of these codes means that the group does not hold the instance id for this member: the id is released, unknown, or
 held for another member. If that other member is alive, the join is refused.
 """
-
-
-def event_of(code: int, request: GroupRequestKind, overrides: Mapping[int, GroupReaction] | None = None) -> GroupEvent:
-    """Return the event that reports ``code`` to the membership; ``overrides`` replaces the reactions to its codes."""
-    reason = f"{request}: {name_of(code)}"
-    match REACTIONS.reaction_to(code, request, overrides):
-        case GroupReaction.RETRY:
-            is_limited = code == ErrorCode.UNKNOWN_SERVER_ERROR
-            return RetryLater(reason, error_of(code, request) if is_limited else None)
-        case GroupReaction.FIND_COORDINATOR:
-            return CoordinatorGone(reason)
-        case GroupReaction.REJOIN:
-            return RebalanceCalled()
-        case GroupReaction.REJOIN_WITH_SAME_ID:
-            return GenerationLost(reason)
-        case GroupReaction.REJOIN_AS_NEW:
-            return MemberLost(reason)
-        case GroupReaction.FAIL:
-            error = error_of(code, request)
-            # The holder of the instance id may be a process that was killed. Its session ends by itself.
-            is_held = code == ErrorCode.UNRELEASED_INSTANCE_ID and request is GroupRequestKind.GROUP_JOIN
-            return InstanceHeld(error) if is_held else MembershipFailed(error)
 
 
 def error_of(code: int, request: GroupRequestKind) -> TailraceError:

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import msgspec
 
+from tailrace.core.group.error_reactions import Identity
 from tailrace.errors import TailraceError
 from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription
 from tailrace.records import TopicPartition
@@ -23,7 +24,6 @@ __all__ = [
     "GroupHeartbeatAnswered",
     "HeartbeatAnswered",
     "HeartbeatOutcome",
-    "Identity",
     "InstanceHeld",
     "InstanceReleased",
     "JoinDue",
@@ -50,16 +50,6 @@ __all__ = [
     "TakenOver",
     "TopicNamesFound",
 ]
-
-
-class Identity(Value):
-    """Identity of a member in its requests. The default is the identity of a consumer that is in no group."""
-
-    member_id: str = ""
-    generation: int = -1
-    """Generation, or member epoch under KIP-848."""
-    instance_id: str | None = None
-    """``group_instance_id`` of a static member; None for other members."""
 
 
 class GroupEvent(Value):

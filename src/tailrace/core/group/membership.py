@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tailrace.core.group.effects import Effect, Partitions
-from tailrace.core.group.events import GroupEvent, Identity
+from tailrace.core.group.error_reactions import Identity
+from tailrace.core.group.events import GroupEvent
 from tailrace.errors import (
     BrokerError,
     ConfigurationError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from tailrace.core.group.membership import Identity
+from tailrace.core.group.error_reactions import Identity
 from tailrace.errors import TailraceError
 from tailrace.protocol.committed_offsets import CommitOffset
 from tailrace.records import TopicPartition

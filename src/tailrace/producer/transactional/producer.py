@@ -18,7 +18,7 @@ from tailrace.batches.batch_writer import BatchWriter, Compression
 from tailrace.config import ConsumerConfig
 from tailrace.context_managers import asynccontextmanager
 from tailrace.core.backoff import Backoff
-from tailrace.core.group.membership import Identity
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.producer import error_messages
 from tailrace.core.producer.accumulator import ProducerSettings
 from tailrace.core.producer.events import (

@@ -21,13 +21,13 @@ from tailrace.core.group.effects import (
     SendSync,
     TakeOver,
 )
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.group.events import (
     CoordinatorGone,
     GenerationLost,
     GroupEvent,
     HeartbeatAnswered,
     HeartbeatOutcome,
-    Identity,
     JoinedAsFollower,
     JoinedAsLeader,
     LeaveAnswered,

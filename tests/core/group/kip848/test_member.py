@@ -20,6 +20,7 @@ from tailrace.core.group.effects import (
     SendLeave,
     TakeOver,
 )
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.group.events import (
     CoordinatorGone,
     GenerationLost,
@@ -28,7 +29,6 @@ from tailrace.core.group.events import (
     GroupHeartbeatAnswered,
     HeartbeatAnswered,
     HeartbeatOutcome,
-    Identity,
     InstanceHeld,
     InstanceReleased,
     JoinDue,

@@ -17,6 +17,7 @@ from tailrace.core.group.assignors.strategies import Strategy
 from tailrace.core.group.classic.states import ASSIGNED, OVER, ClassicState
 from tailrace.core.group.classic.steps import ClassicSteps
 from tailrace.core.group.effects import Effect, SendHeartbeat
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.group.events import (
     CoordinatorGone,
     GenerationLost,
@@ -24,7 +25,6 @@ from tailrace.core.group.events import (
     GroupEvent,
     HeartbeatAnswered,
     HeartbeatOutcome,
-    Identity,
     JoinDue,
     JoinedAsFollower,
     JoinedAsLeader,

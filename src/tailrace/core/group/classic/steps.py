@@ -37,12 +37,12 @@ from tailrace.core.group.effects import (
     SendSync,
     TakeOver,
 )
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.group.events import (
     CoordinatorGone,
     GenerationLost,
     GroupDescribed,
     GroupEvent,
-    Identity,
     JoinDue,
     JoinedAsFollower,
     JoinedAsLeader,

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from tailrace.core.backoff import Backoff
 from tailrace.core.group.effects import SendGroupHeartbeat
-from tailrace.core.group.events import Identity
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.group.heartbeat import Heartbeat
 from tailrace.core.group.membership import MemberSettings
 

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tailrace.core.group.effects import Effect
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.group.events import (
     CoordinatorGone,
     GenerationLost,
     GroupEvent,
     GroupHeartbeatAnswered,
-    Identity,
     InstanceHeld,
     InstanceReleased,
     LeaveAnswered,

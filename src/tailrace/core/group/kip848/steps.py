@@ -26,12 +26,12 @@ from tailrace.core.group.effects import (
     SendLeave,
     TakeOver,
 )
+from tailrace.core.group.error_reactions import Identity
 from tailrace.core.group.events import (
     CoordinatorGone,
     GenerationLost,
     GroupEvent,
     GroupHeartbeatAnswered,
-    Identity,
     InstanceHeld,
     MemberLost,
     MembershipFailed,
