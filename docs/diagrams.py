@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tailrace.core.group.classic import member as classic
-from tailrace.core.group.kip848 import member as kip848
+from tailrace.consumer.group import classic, kip848
 
 PAGE = Path(__file__).parent / "explanation" / "group-membership.md"
 TABLES = {"classic": classic.TABLE, "consumer": kip848.TABLE}

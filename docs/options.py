@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 
 from tailrace.app.handlers import Handler
 from tailrace.app.options import AppConfig
+from tailrace.app.policies import Batch, Retry
 from tailrace.app.transactions.exactly_once import TransactionOptions
 from tailrace.config import ConsumerConfig
-from tailrace.config.spellings import NAMES_BY_CLIENT
-from tailrace.core.failures.retry import Batch
-from tailrace.core.failures.retry import Retry
+from tailrace.config.resolution import NAMES_BY_CLIENT
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "options.md"

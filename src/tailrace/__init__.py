@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tailrace.app.failures.reject import Reject
     from tailrace.app.handlers import Handlers
     from tailrace.app.options import AppOptions, HandlerOptions
+    from tailrace.app.policies import Batch, Retry
     from tailrace.app.processes.process_pool_consumer import ProcessPoolConsumer
     from tailrace.app.processes.worker_pool import WorkerPool
     from tailrace.app.publish.message import Message
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from tailrace.consumer.group.role_protocol import Generation, GroupRole
     from tailrace.consumer.monitoring.status import ConsumerHealth, ConsumerOffsets, Lag
     from tailrace.consumer.shared_cluster import SharedCluster
-    from tailrace.core.failures.retry import Batch, Retry
     from tailrace.errors import (
         AuthenticationError,
         BrokerConnectionError,
@@ -153,7 +153,7 @@ _MODULES = {
     "App": "app.app",
     "AppOptions": "app.options",
     "AppStatistics": "observe.statistics",
-    "Batch": "core.dispatch.batching",
+    "Batch": "app.dispatch.batching",
     "Consumer": "consumer.consumer",
     "ConsumerOptions": "config",
     "ConsumerHealth": "consumer.monitoring.status",
@@ -175,7 +175,7 @@ _MODULES = {
     "Record": "records",
     "RecordStream": "consumer.delivery.streams",
     "Reject": "app.failures.reject",
-    "Retry": "core.failures.retry",
+    "Retry": "app.policies",
     "SchemaRegistry": "app.declare.schema_registry.codec",
     "SharedCluster": "consumer.shared_cluster",
     "TopicPartition": "records",

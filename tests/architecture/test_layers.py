@@ -194,7 +194,7 @@ def test_tasks_are_created_in_known_modules(modules):
     """
     makers = {
         "tailrace/app/closing.py": {"ensure_future"},
-        "tailrace/app/dispatch/workers.py": {"create_task"},
+        "tailrace/app/dispatch/executor.py": {"create_task"},
         "tailrace/consumer/supervisor.py": {"create_task", "ensure_future"},
         "tailrace/producer/runtime.py": {"create_task"},
         "tailrace/runner.py": {"ensure_future"},
@@ -286,7 +286,7 @@ WALL_CLOCK = {
     f"tailrace/{name}.py"
     for name in (
         "app/sources",
-        "consumer/positions/start_points",
+        "consumer/positions/start_positions",
         "integrations/opentelemetry",
         "spark/worker/arrow_source",
     )

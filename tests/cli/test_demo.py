@@ -22,8 +22,7 @@ from tailrace.admin.groups import delete_group
 from tailrace.admin.topics import delete_topic
 from tailrace.cli.demo.counts import HandledFlights
 from tailrace.cli.demo.flights import TOTAL, airports, flights
-from tailrace.cli.demo.report import verdict
-from tailrace.cli.demo.steps import PARTITIONS, Demo
+from tailrace.cli.demo.steps import PARTITIONS, Demo, verdict
 from tailrace.cli.screen import Screen
 from tailrace.config import resolve
 from tailrace.net.cluster import Cluster

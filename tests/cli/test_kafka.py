@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from confluent_kafka import Producer
 
-from tailrace.embedded.ports import free_ports
+from tailrace.embedded.cluster import free_ports
 from tests.support.commands import end, read_until, running, tailrace
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tailrace import ConfigurationError, Consumer
 from tailrace.config import ConsumerConfig, check_names, resolve, split_address
-from tailrace.config.spellings import OTHER_SPELLINGS
+from tailrace.config.resolution import OTHER_SPELLINGS
 
 OPTIONS = {option.name: option for option in dataclasses.fields(ConsumerConfig)}
 HINTS = typing.get_type_hints(ConsumerConfig)

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from confluent_kafka import Producer
 
-from tailrace.embedded.ports import free_ports
+from tailrace.embedded.cluster import free_ports
 from tests.support.commands import COMMAND, environment
 
 GRAFANA = Path(__file__).parents[2] / "docs" / "grafana"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.embedded.container import ContainerBroker
+from tailrace.embedded.cluster import ContainerBroker
 
 
 @contextlib.contextmanager

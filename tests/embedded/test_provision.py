@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from tailrace.embedded import cluster, jars
-from tailrace.embedded.container import ContainerBroker
+from tailrace.embedded.cluster import ContainerBroker
 from tailrace.embedded.java import find_java, major_version
 from tailrace.extras import install_hint
 from tailrace.testing import KafkaNotAvailableError, KafkaServer, KafkaServerError

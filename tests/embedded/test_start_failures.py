@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.embedded import cluster as embedded
-from tailrace.embedded.ports import free_ports
+from tailrace.embedded.cluster import free_ports
 from tailrace.testing import KafkaCluster, KafkaServer, KafkaServerError
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,7 @@ import psutil
 import pytest
 
 from tailrace.embedded import jars
-from tailrace.embedded.class_data_sharing import ClassDataArchive
-from tailrace.embedded.node import BrokerNode
+from tailrace.embedded.node import BrokerNode, ClassDataArchive
 from tailrace.embedded.settings import Ports
 from tailrace.testing import KafkaServer
 

@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 import tailrace
-from tailrace.embedded.ports import free_ports
+from tailrace.embedded.cluster import free_ports
 from tailrace.error_codes import ErrorCode
 from tailrace.integrations.prometheus import exposition
 from tailrace.observe.events import CorruptBatchSkipped, PartitionBlocked

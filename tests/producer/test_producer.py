@@ -19,10 +19,10 @@ from tailrace import (
     TopicPartition,
 )
 from tailrace.config import resolve
-from tailrace.core.producer.states import ProducerState
 from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Published
 from tailrace.producer.transactional.producer import TransactionalProducer
+from tailrace.producer.vocabulary import ProducerState
 from tailrace.testing import KafkaServer
 
 

@@ -19,7 +19,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from tailrace.embedded.ports import free_ports
+from tailrace.embedded.cluster import free_ports
 from tailrace.testing import KafkaServer
 from tests.support.commands import environment
 from tests.support.consumer_group import until

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import anyio
 
+from tailrace.admin.cluster_samples import ClusterSnapshot, GroupSnapshot, PartitionSnapshot
 from tailrace.admin.offsets import EARLIEST, LATEST
 from tailrace.admin.topics import watched_topics
-from tailrace.core.cluster_samples import ClusterSnapshot, GroupSnapshot, PartitionSnapshot
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import BrokerConnectionError, RequestTimedOutError, TailraceError
 from tailrace.net.cluster import Cluster

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import anyio
 
-from tailrace.core.group.error_reactions import REACTIONS, GroupReaction, GroupRequestKind
+from tailrace.core.group_requests import REACTIONS, GroupReaction, GroupRequestKind
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import BrokerConnectionError, ConfigurationError, TailraceError, broker_error
 from tailrace.net.broker import Broker

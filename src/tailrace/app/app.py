@@ -28,6 +28,7 @@ from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, h
 from tailrace.app.kafka_substitute import KafkaSubstitute
 from tailrace.app.lifecycle import AppRun
 from tailrace.app.options import AppConfig, AppOptions
+from tailrace.app.policies import Retry
 from tailrace.app.publish.encoding import encode_messages
 from tailrace.app.publish.message import Message
 from tailrace.app.publish.results import publish_one
@@ -45,7 +46,6 @@ from tailrace.app.transactions.exactly_once import (
 from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, resolve
 from tailrace.consumer.supervisor import Supervisor
 from tailrace.context_managers import asynccontextmanager
-from tailrace.core.failures.retry import Retry
 from tailrace.errors import ConfigurationError, ConsumerStateError, HandlerFailedError, PublishError, TailraceError
 from tailrace.observe.hooks import Hook, Observer
 from tailrace.observe.statistics import AppStatistics

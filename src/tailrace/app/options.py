@@ -11,10 +11,10 @@ from typing_extensions import TypedDict, TypeVar
 
 from tailrace.app.argument_checks import check_codec, check_middleware, check_text, check_when
 from tailrace.app.codec_protocols import AnyCodec
+from tailrace.app.policies import Batch, OnFailure, OrderBy, Retry
 from tailrace.config import ConsumerOptions
 from tailrace.config.resolution import place_of, similar
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
-from tailrace.core.failures.retry import Batch, OnFailure, OrderBy, Retry
 from tailrace.core.legal_topic_names import topic_name_fault
 from tailrace.errors import ConfigurationError
 from tailrace.records import Record

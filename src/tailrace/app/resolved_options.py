@@ -8,7 +8,7 @@ from typing import Any
 
 from tailrace.app.codec_protocols import AnyCodec
 from tailrace.app.handlers import Handler
-from tailrace.core.failures.retry import OnFailure, Retry
+from tailrace.app.policies import OnFailure, Retry
 
 __all__ = ["ResolvedOptions"]
 

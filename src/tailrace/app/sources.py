@@ -6,11 +6,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
+from tailrace.app.policies import FailureCounts
+from tailrace.app.refused_records import RefusedRecords
 from tailrace.app.topics.later_topics import LaterTopics
 from tailrace.app.topics.routes import Routes
 from tailrace.config import resolve
 from tailrace.consumer.consumer import Consumer
-from tailrace.consumer.delivery.progress import RecordSink
+from tailrace.consumer.delivery.completion import RecordSink
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
 from tailrace.consumer.member_view import MemberView
@@ -25,8 +27,6 @@ from tailrace.consumer.record_sinks import (
 )
 from tailrace.core.delivery.positions import Position, UnreadableBatch
 from tailrace.core.delivery.progress import Lease
-from tailrace.core.failures.failure_counts import FailureCounts
-from tailrace.core.transactions.refused_records import RefusedRecords
 from tailrace.observe.hooks import Hook, Observer
 from tailrace.observe.statistics import ConsumerStatistics
 from tailrace.producer.publisher import Publisher

@@ -8,10 +8,10 @@ from collections.abc import Set as AbstractSet
 from typing import Literal, TypeAlias
 
 from tailrace.consumer.offsets.requests import is_offset
-from tailrace.consumer.positions.start_points import start_of
+from tailrace.consumer.positions.partition_spec import RequestedStart
+from tailrace.consumer.positions.start_positions import start_of
 from tailrace.consumer.topic_patterns import TopicPattern, checked_pattern
-from tailrace.core.positions.partition_spec import RequestedStart
-from tailrace.core.positions.start_point import StartFrom, StartPoint
+from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.errors import ConfigurationError
 from tailrace.records import OffsetAndMetadata, TopicPartition
 

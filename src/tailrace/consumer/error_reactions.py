@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace.config import ConsumerConfig
-from tailrace.core.group.error_reactions import REACTIONS, GroupReaction, GroupRequestKind
+from tailrace.core.group_requests import REACTIONS, GroupReaction, GroupRequestKind
 from tailrace.errors import ConfigurationError
 from tailrace.user_exceptions import error_text
 

@@ -9,7 +9,7 @@ from tailrace.consumer.consumer import Consumer
 from tailrace.consumer.offsets.requests import committed_offsets
 from tailrace.consumer.runtime import ConsumerRuntime
 from tailrace.core.delivery.positions import Position
-from tailrace.core.group.error_reactions import Identity
+from tailrace.core.group_requests import Identity
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
 __all__ = ["MemberView"]

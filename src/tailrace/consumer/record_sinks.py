@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 
 from tailrace.consumer.consumer import Consumer
-from tailrace.consumer.delivery.progress import RecordSink
+from tailrace.consumer.delivery.completion import RecordSink
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
-from tailrace.consumer.monitoring.health import describe_delays
+from tailrace.consumer.monitoring.status import describe_delays
 from tailrace.consumer.topic_patterns import TopicPredicate
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.core.delivery.positions import UnreadableBatch

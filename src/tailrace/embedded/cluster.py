@@ -13,22 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import shutil
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 
 from tailrace.config import split_address
 from tailrace.embedded import jars, run_folders
-from tailrace.embedded.container import ContainerBroker
 from tailrace.embedded.java import find_java
 from tailrace.embedded.node import BrokerNode
-from tailrace.embedded.ports import free_ports, is_free
 from tailrace.embedded.settings import (
     ConnectionOptions,
     ListenerSecurity,
@@ -45,7 +47,90 @@ from tailrace.errors import BrokerError, ConfigurationError, KafkaNotAvailableEr
 from tailrace.extras import install_hint
 from tailrace.values import robust_repr
 
-__all__ = ["EXTERNAL_BROKERS", "EmbeddedCluster"]
+__all__ = ["EXTERNAL_BROKERS", "ContainerBroker", "EmbeddedCluster", "free_ports", "is_free"]
+
+# ---- broker in a container, used if Docker runs and Java or the broker's jars are not available ----------------------
+
+_LOCAL_HOSTS = {"localhost", "127.0.0.1"}
+
+
+class ContainerBroker:
+    """Broker in the default image of testcontainers; it cannot be paused or killed."""
+
+    def __init__(self) -> None:
+        self._container: Any = None
+
+    @staticmethod
+    def is_possible() -> bool:
+        """Return True if Docker runs and testcontainers is installed."""
+        docker = shutil.which("docker")
+        if docker is None:
+            return False
+        try:
+            import testcontainers.community.kafka  # noqa: F401, PLC0415 - an extra
+        except ImportError:
+            return False
+        try:
+            subprocess.run([docker, "info"], capture_output=True, timeout=10, check=True)  # noqa: S603 - no shell
+        except (OSError, subprocess.SubprocessError):
+            return False
+        return True
+
+    def start(self) -> str:
+        """Start the broker and return its bootstrap servers."""
+        from testcontainers.community.kafka import KafkaContainer  # noqa: PLC0415 - an extra
+
+        self._container = KafkaContainer().with_kraft()
+        if self._container.get_docker_client().host() in _LOCAL_HOSTS:
+            # Docker publishes ports on all interfaces by default, and the broker has no authentication.
+            self._container.ports = dict.fromkeys(self._container.ports, ("127.0.0.1", None))
+        self._container.start()
+        return str(self._container.get_bootstrap_server())
+
+    def stop(self) -> None:
+        """Stop the broker."""
+        if self._container is not None:
+            self._container.stop()
+
+
+# ---- ports for brokers -----------------------------------------------------------------------------------------------
+
+_RANGE = range(20_000, 32_000)
+"""Ports below the range of ephemeral ports, from which operating systems choose ports of outgoing connections."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ``count`` free ports of the loopback address.
+
+    Raises:
+        KafkaServerError: there are not enough free ports.
+    """
+    free: list[int] = []
+    for port in random.sample(_RANGE, len(_RANGE)):
+        if len(free) == count:
+            break
+        if is_free(port):
+            free.append(port)
+    if len(free) < count:
+        raise KafkaServerError(
+            f"{count} ports are needed, but only {len(free)} of {_RANGE.start} to {_RANGE.stop} are free"
+        )
+    return free
+
+
+def is_free(port: int) -> bool:
+    """Return True if a process of this user can listen on a port of the loopback address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        if sys.platform != "win32":
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+# ---- embedded Kafka cluster for the duration of a ``with`` block -----------------------------------------------------
 
 EXTERNAL_BROKERS = "TAILRACE_TEST_BOOTSTRAP_SERVERS"
 """Name of the environment variable with the addresses of running brokers to use instead of embedded brokers."""

@@ -12,11 +12,11 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+from tailrace.admin.cluster_samples import CLUSTER_METRICS, ClusterSnapshot, cluster_samples
 from tailrace.admin.cluster_snapshot import cluster_snapshot
 from tailrace.app.health.checks import Health
 from tailrace.app.health.endpoint_server import EndpointServer, Render, Route
 from tailrace.app.health.endpoints import HealthEndpoints, HttpAnswer
-from tailrace.core.cluster_samples import CLUSTER_METRICS, ClusterSnapshot, cluster_samples
 from tailrace.errors import TailraceError
 from tailrace.extras import needs_extra
 from tailrace.integrations.prometheus import encoded_registry

@@ -8,10 +8,10 @@ import random
 from collections.abc import Mapping
 
 from tailrace.core.cluster_metadata import Leadership
-from tailrace.core.producer.partitioner import Partitioner
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, BrokerError, PublishError, TailraceError, broker_error
 from tailrace.net.cluster import Cluster
+from tailrace.producer.partitioner import Partitioner
 from tailrace.records import TopicPartition
 
 __all__ = ["PartitionResolver"]

@@ -13,8 +13,8 @@ from typing import Self
 from tailrace.batches.batch_writer import COMPRESSIONS, BatchWriter, Compression
 from tailrace.config import ConsumerConfig
 from tailrace.core.backoff import Backoff
-from tailrace.core.producer.accumulator import ProducerSettings, RecordAccumulator
 from tailrace.errors import BrokerError, ConfigurationError, ConsumerStateError, PublishError
+from tailrace.producer.accumulator import ProducerSettings, RecordAccumulator
 from tailrace.producer.partitions import PartitionResolver
 from tailrace.producer.publisher import Published
 from tailrace.producer.record_sender import RecordSender

@@ -13,10 +13,6 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import NamedTuple, NoReturn, cast
 
 from tailrace.batches.batch_writer import BatchWriter
-from tailrace.core.producer.accumulator import Appended, ProducerSettings, RecordAccumulator
-from tailrace.core.producer.events import ProducerId
-from tailrace.core.producer.partition_queue import MAX_IN_FLIGHT
-from tailrace.core.producer.pending_batch import DeliveredBatch, Outcome, PendingBatch
 from tailrace.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -30,7 +26,11 @@ from tailrace.net.broker import Channel, ChannelKey
 from tailrace.net.cluster import Cluster
 from tailrace.net.connection import Connection
 from tailrace.net.metadata_refresher import MetadataRefresher
+from tailrace.producer.accumulator import Appended, ProducerSettings, RecordAccumulator
+from tailrace.producer.partition_queue import MAX_IN_FLIGHT
+from tailrace.producer.pending_batch import DeliveredBatch, Outcome, PendingBatch
 from tailrace.producer.publisher import Published
+from tailrace.producer.vocabulary import ProducerId
 from tailrace.protocol.produce import ProducedPartition, ProduceRequest, RecordsToProduce
 from tailrace.protocol.transactions import InitProducerIdRequest
 from tailrace.records import TopicPartition

@@ -21,13 +21,13 @@ from tailrace.app.event_waits import wait_for_any
 from tailrace.app.failures.dead_letters import DeadLetter, read_dead_letter
 from tailrace.app.failures.policy import ACTION_TEXTS
 from tailrace.app.kafka_substitute import KafkaSubstitute
+from tailrace.app.policies import FailureAction
 from tailrace.app.sources import Source
 from tailrace.app.substitution import app_run_of, settings_of, substitute_kafka
 from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.exactly_once import ContextPublisher
 from tailrace.app.transactions.source import TransactionalSource
 from tailrace.context_managers import AsyncExitStack, asynccontextmanager
-from tailrace.core.failures.retry import FailureAction
 from tailrace.errors import ConfigurationError, HandlerFailedError
 from tailrace.observe.events import BatchFailedPermanently, Event, HandlerFailedPermanently
 from tailrace.observe.hooks import Observer

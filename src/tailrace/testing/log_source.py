@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.interfaces import GroupView
-from tailrace.consumer.delivery.progress import RecordSink
+from tailrace.consumer.delivery.completion import RecordSink
 from tailrace.core.delivery.positions import Position, Positions, UnreadableBatch
 from tailrace.core.delivery.progress import Lease
-from tailrace.core.group.error_reactions import Identity
+from tailrace.core.group_requests import Identity
 from tailrace.core.offset_map import decode_metadata
 from tailrace.observe.events import PartitionsAssigned
 from tailrace.observe.hooks import Observer

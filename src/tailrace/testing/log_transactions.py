@@ -11,7 +11,7 @@ from uuid import UUID
 from tailrace.app.transactions.attempts import PendingRecord
 from tailrace.app.transactions.exactly_once import TransactionOptions
 from tailrace.app.transactions.source import TransactionalSource
-from tailrace.core.group.error_reactions import Identity
+from tailrace.core.group_requests import Identity
 from tailrace.errors import TailraceError
 from tailrace.observe.hooks import Observer
 from tailrace.records import OffsetAndMetadata, TopicPartition

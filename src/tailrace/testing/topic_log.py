@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from tailrace.core.producer.partitioner import partition_of
 from tailrace.errors import PublishError
+from tailrace.producer.partitioner import partition_of
 from tailrace.producer.publisher import Published
 from tailrace.records import Record, TopicPartition
 

@@ -14,9 +14,9 @@ from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import ExecutorOptions
 from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.dispatch.work import Worker
+from tailrace.app.policies import Batch
 from tailrace.app.substitution import app_run_of
 from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.failures.retry import Batch
 from tailrace.observe.events import DrainTimedOut, GroupJoined
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder

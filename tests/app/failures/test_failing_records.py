@@ -14,7 +14,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from tailrace import App, DeadLetterError, Message, PartialFailureError, Record, Retry, TailraceError, TopicPartition
 from tailrace.app.failures.policy import is_given_up, is_outage
 from tailrace.app.health.checks import Check
-from tailrace.core.failures.retry import FailureAction, RetryDecision
+from tailrace.app.policies import FailureAction, RetryDecision
 from tailrace.errors import SchemaRegistryError
 from tailrace.observe.events import (
     ConsumerFailed,

@@ -17,8 +17,8 @@ from confluent_kafka import KafkaException
 
 from tailrace import ConfigurationError, ConsumerStateError, HandlerFailedError, TailraceError, WorkerPool
 from tailrace.app.processes.child import unpickled_error
-from tailrace.app.processes.labelled_output import label_output
 from tailrace.app.processes.parent import failure_message
+from tailrace.app.processes.worker_process import label_output
 from tailrace.observe.events import WorkerExited, WorkerStarted
 from tailrace.testing import KafkaServer
 from tests.support.event_recorder import EventRecorder

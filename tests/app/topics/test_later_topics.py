@@ -8,7 +8,7 @@ from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.topics.later_topics import LaterTopics
 from tailrace.app.topics.routes import Routes
 from tailrace.config import resolve
-from tailrace.embedded.ports import free_ports
+from tailrace.embedded.cluster import free_ports
 from tailrace.observe.events import TopicMissing
 from tailrace.observe.hooks import Observer
 

@@ -14,7 +14,6 @@ import pytest
 from tailrace import ProducerFencedError, PublishError, Record
 from tailrace.app.transactions.renewing_producer import RenewingProducer
 from tailrace.config import resolve
-from tailrace.core.producer.states import ProducerState
 from tailrace.error_codes import ErrorCode
 from tailrace.observe.events import (
     OffsetsCommitted,
@@ -23,6 +22,7 @@ from tailrace.observe.events import (
     TransactionInDoubt,
 )
 from tailrace.observe.hooks import Observer
+from tailrace.producer.vocabulary import ProducerState
 from tailrace.protocol.committed_offsets import OffsetFetchRequest
 from tailrace.protocol.produce import ProduceRequest
 from tailrace.protocol.transactions import (

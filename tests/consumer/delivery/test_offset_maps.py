@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tailrace import OffsetAndMetadata, TopicPartition
-from tailrace.consumer.delivery.buffered_counts import BufferedCounts
+from tailrace.consumer.delivery.reader import BufferedCounts
 from tailrace.core.offset_map import OffsetMap, decode_metadata, encode_metadata
 from tailrace.observe.events import (
     FinishedRecordsSkipped,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tailrace import TopicPartition
-from tailrace.core.fetch.plan import slot_of
+from tailrace.consumer.fetch.plan import slot_of
 from tailrace.observe.events import FetchCompleted, GroupJoined
 from tailrace.protocol.classic_group import HeartbeatRequest
 from tailrace.protocol.fetch import FetchRequest

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tailrace import RebalanceError, TopicPartition
-from tailrace.core.group.assignors.range_and_roundrobin import SubscribedMember, roundrobin_assignor
+from tailrace.consumer.group.assignors.range_and_roundrobin import SubscribedMember, roundrobin_assignor
 from tailrace.observe.events import GroupJoined
 from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
 from tailrace.protocol.committed_offsets import OffsetFetchRequest

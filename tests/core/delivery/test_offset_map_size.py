@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tailrace.core.delivery.offset_map_size import OffsetMapSize
+from tailrace.core.delivery.positions import OffsetMapSize
 from tailrace.core.delivery.progress import Progress
 from tailrace.core.offset_map import EncodedMetadata, encode_metadata
 from tailrace.records import TopicPartition

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.delivery.progress import InFlight
 from tailrace.core.offset_map import OffsetMap
-from tailrace.core.positions.start_point import StartFrom, StartPoint
+from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.records import TopicPartition
 from tests.support.simulation.records import records_at
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tailrace.consumer.offsets.commits import Commits
 from tailrace.core.delivery.positions import Positions
 from tailrace.core.offset_map import decode_metadata
-from tailrace.core.offsets.commits import Commits
 from tailrace.protocol.committed_offsets import CommitOffset
 from tailrace.records import OffsetAndMetadata, TopicPartition
 from tests.support.simulation.records import records_at

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from tailrace import OffsetAndMetadata, ProducerFencedError, PublishError, TopicPartition
 from tailrace.config import split_address
-from tailrace.core.group.error_reactions import Identity
-from tailrace.core.producer.states import ProducerState
+from tailrace.core.group_requests import Identity
 from tailrace.error_codes import ErrorCode
 from tailrace.producer.transactional.producer import TransactionalProducer
+from tailrace.producer.vocabulary import ProducerState
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataResponse
 from tailrace.protocol.produce import ProduceRequest
 from tailrace.protocol.transactions import (

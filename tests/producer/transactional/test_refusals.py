@@ -15,8 +15,8 @@ from tailrace import (
     TopicPartition,
 )
 from tailrace.config import resolve
-from tailrace.core.producer.states import OPEN, ProducerState
 from tailrace.producer.transactional.producer import TransactionalProducer
+from tailrace.producer.vocabulary import OPEN, ProducerState
 from tests.support.committed_records import CommittedRecords
 
 

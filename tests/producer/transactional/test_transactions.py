@@ -19,10 +19,10 @@ from tailrace import (
     TopicPartition,
 )
 from tailrace.config import resolve
-from tailrace.core.group.error_reactions import Identity
-from tailrace.core.producer.states import ProducerState
+from tailrace.core.group_requests import Identity
 from tailrace.producer.publisher import Published
 from tailrace.producer.transactional.producer import TransactionalProducer
+from tailrace.producer.vocabulary import ProducerState
 from tests.support.committed_records import CommittedRecords
 from tests.support.manual_member import ManualMember
 

@@ -13,8 +13,8 @@ import pytest
 from tailrace import ConfigurationError
 from tailrace.spark import spark_session
 from tailrace.spark.session.connector import candidates, connector_jars, package_for
-from tailrace.spark.session.java import java_home
 from tailrace.spark.session.kafka_options import way_to_connector
+from tailrace.spark.session.spark_session import java_home
 from tests.support.commands import environment
 
 

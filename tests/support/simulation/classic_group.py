@@ -10,27 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from tailrace.consumer.group.assignors.strategies import are_cooperative, strategies_of
+from tailrace.consumer.group.classic import ClassicMember
 from tailrace.consumer.group.requests import event_of
-from tailrace.core.group.assignors.strategies import are_cooperative, strategies_of
-from tailrace.core.group.classic.member import ClassicMember
-from tailrace.core.group.effects import (
+from tailrace.consumer.group.vocabulary import (
+    CoordinatorGone,
     DescribeGroup,
     Effect,
     FailMembership,
     FindPartitions,
     ForgetCoordinator,
-    Release,
-    ReportAssignmentFault,
-    ReportGroupError,
-    SendHeartbeat,
-    SendJoin,
-    SendLeave,
-    SendSync,
-    TakeOver,
-)
-from tailrace.core.group.error_reactions import GroupRequestKind, Identity
-from tailrace.core.group.events import (
-    CoordinatorGone,
     GenerationLost,
     GroupDescribed,
     GroupEvent,
@@ -41,20 +30,29 @@ from tailrace.core.group.events import (
     LeaveAnswered,
     MemberIdAssigned,
     MemberLost,
+    MemberSettings,
     MembershipFailed,
     PartitionsChanged,
     PartitionsFound,
     PollingResumed,
     PollingStalled,
     RebalanceCalled,
+    Release,
     Released,
+    ReportAssignmentFault,
+    ReportGroupError,
     Resubscribed,
+    SendHeartbeat,
+    SendJoin,
+    SendLeave,
+    SendSync,
     StartMembership,
     StopMembership,
     Synced,
     TakenOver,
+    TakeOver,
 )
-from tailrace.core.group.membership import MemberSettings
+from tailrace.core.group_requests import GroupRequestKind, Identity
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import RebalanceError
 from tailrace.records import TopicPartition

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from tailrace.core.group.assignors.strategies import UserAssignor, strategies_of
-from tailrace.core.group.classic.member import ClassicMember
-from tailrace.core.group.classic.states import ClassicState
-from tailrace.core.group.error_reactions import Identity
-from tailrace.core.group.events import (
+from tailrace.consumer.group.assignors.strategies import UserAssignor, strategies_of
+from tailrace.consumer.group.classic import ClassicMember, ClassicState
+from tailrace.consumer.group.vocabulary import (
     CoordinatorGone,
     GenerationLost,
     GroupDescribed,
@@ -22,6 +20,7 @@ from tailrace.core.group.events import (
     LeaveAnswered,
     MemberIdAssigned,
     MemberLost,
+    MemberSettings,
     MembershipFailed,
     PartitionsChanged,
     PartitionsFound,
@@ -40,7 +39,7 @@ from tailrace.core.group.events import (
     TakenOver,
     TopicNamesFound,
 )
-from tailrace.core.group.membership import MemberSettings
+from tailrace.core.group_requests import Identity
 from tailrace.errors import FencedMemberError, RebalanceError
 from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
 from tailrace.records import TopicPartition

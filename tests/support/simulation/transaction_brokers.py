@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tailrace.core.producer.error_reactions import TransactionRequestKind, event_of, worst_of
-from tailrace.core.producer.events import (
+from tailrace.error_codes import ErrorCode
+from tailrace.producer.transactional.reactions import TransactionRequestKind, event_of, worst_of
+from tailrace.producer.vocabulary import (
     CoordinatorRequest,
     OffsetsAdded,
     OffsetsStored,
@@ -26,7 +27,6 @@ from tailrace.core.producer.events import (
     TransactionEnded,
     TransactionEvent,
 )
-from tailrace.error_codes import ErrorCode
 from tailrace.records import TopicPartition
 from tests.support.simulation.transactional_member import FIRST, SECOND
 

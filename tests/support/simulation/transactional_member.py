@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tailrace.core.producer.events import TransactionSettings
-from tailrace.core.producer.transactional import TransactionMachine
+from tailrace.producer.transactional.machine import TransactionMachine
+from tailrace.producer.vocabulary import TransactionSettings
 from tailrace.records import TopicPartition
 
 NOW = 1_000.0

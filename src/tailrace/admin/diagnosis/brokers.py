@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import anyio
 
+from tailrace.admin.diagnosis.broker_findings import BrokerFacts, ClockReading, ClusterFacts, VoterFacts
 from tailrace.config import ConsumerConfig, split_address
-from tailrace.core.diagnosis.brokers import BrokerFacts, ClockReading, ClusterFacts, VoterFacts
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import AuthenticationError, ConfigurationError, TailraceError, UnsupportedVersionError
 from tailrace.net.broker import Broker, Channel, ChannelKey

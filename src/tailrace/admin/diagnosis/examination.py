@@ -8,17 +8,17 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
+from tailrace.admin.diagnosis.broker_findings import ClusterFacts, broker_findings
 from tailrace.admin.diagnosis.brokers import ReachedCluster, reach_bootstrap, reach_brokers, reason_and_advice
+from tailrace.admin.diagnosis.findings import Finding, Level
+from tailrace.admin.diagnosis.group_findings import GroupFacts, group_findings
 from tailrace.admin.diagnosis.groups import GroupState, group_facts, log_sizes, read_group_state
+from tailrace.admin.diagnosis.needs import ClusterNeeds, GroupNeeds, TopicRole
+from tailrace.admin.diagnosis.permissions import allowed
+from tailrace.admin.diagnosis.topic_findings import TopicFacts, TopicsFacts, topic_findings
 from tailrace.admin.diagnosis.topics import all_topics, named_topics, topics_with_settings
+from tailrace.admin.diagnosis.wording import CommandLines
 from tailrace.config import ConsumerConfig
-from tailrace.core.diagnosis.brokers import ClusterFacts, broker_findings
-from tailrace.core.diagnosis.findings import Finding, Level
-from tailrace.core.diagnosis.groups import GroupFacts, group_findings
-from tailrace.core.diagnosis.needs import ClusterNeeds, GroupNeeds, TopicRole
-from tailrace.core.diagnosis.permissions import allowed
-from tailrace.core.diagnosis.topics import TopicFacts, TopicsFacts, topic_findings
-from tailrace.core.diagnosis.wording import CommandLines
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import TailraceError
 from tailrace.net.cluster import Cluster

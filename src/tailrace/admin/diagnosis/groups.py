@@ -14,13 +14,13 @@ import anyio
 
 from tailrace.admin.descriptions import GroupDescription
 from tailrace.admin.diagnosis.brokers import reason_and_advice
+from tailrace.admin.diagnosis.group_findings import OLD, VERY_OLD, Commit, GroupFacts, MemberFacts, PartitionFacts
+from tailrace.admin.diagnosis.topic_findings import TopicFacts
 from tailrace.admin.diagnosis.topics import broker_settings
 from tailrace.admin.groups import describe_group, list_groups
 from tailrace.admin.offsets import EARLIEST, LATEST, GroupOffset, committed_offsets
 from tailrace.admin.requests import ask_coordinator
 from tailrace.admin.topics import watched_topics
-from tailrace.core.diagnosis.groups import OLD, VERY_OLD, Commit, GroupFacts, MemberFacts, PartitionFacts
-from tailrace.core.diagnosis.topics import TopicFacts
 from tailrace.errors import GroupAuthorizationFailedError, NotAConsumerGroupError, TailraceError, UnknownGroupError
 from tailrace.net.cluster import Cluster
 from tailrace.protocol.group_descriptions import DescribeGroupsRequest

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from tailrace.admin.diagnosis.brokers import reason_and_advice
-from tailrace.core.diagnosis.topics import SETTINGS, TopicFacts
+from tailrace.admin.diagnosis.topic_findings import SETTINGS, TopicFacts
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import TailraceError, broker_error
 from tailrace.net.cluster import Cluster

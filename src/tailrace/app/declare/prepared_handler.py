@@ -5,29 +5,151 @@ A unit is a record, or the list of records of a batch.
 
 from __future__ import annotations
 
+import sys
 import types
 import typing
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from tailrace.app.argument_checks import check_codec
-from tailrace.app.codec_protocols import AnyCodec
+from tailrace.app.codec_protocols import AnyCodec, TopicReader
 from tailrace.app.declare.annotations import described, parts
 from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, Binding, Opened, Reader, create_binding
 from tailrace.app.declare.dependencies import Dependency, DependencyPlan, Overrides, open_dependencies, open_into
 from tailrace.app.declare.parameter_readers import ValueReader, create_value_reader
 from tailrace.app.declare.parameters import Parameter, RecordSource, ValueSource
-from tailrace.app.declare.prefetch import Prefetch, batch_prefetch, record_prefetch
 from tailrace.app.declare.signature import read_signature
-from tailrace.app.declare.tables import TABLES, table_reader
 from tailrace.app.function_kinds import FunctionKind, handler_kind, name_of
-from tailrace.context_managers import AsyncExitStack
+from tailrace.batches.columns import arrow_of
+from tailrace.context_managers import AsyncExitStack, asynccontextmanager
 from tailrace.errors import ConfigurationError, ConsumerStateError, DecodeError
 from tailrace.records import Record
 
-__all__ = ["Call", "PreparedHandler", "ValueCall", "prepare"]
+__all__ = [
+    "TABLES",
+    "Call",
+    "Prefetch",
+    "PreparedHandler",
+    "ValueCall",
+    "batch_prefetch",
+    "prepare",
+    "record_prefetch",
+    "table_reader",
+]
+
+# ---- fetches of data that a codec needs before it decodes a record, such as the schema of the record -----------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Functions that fetch data before a unit is decoded; a unit is a record, or the list of records of a batch.
+
+    Attributes:
+        lacks: Returns True if ``fetch`` must be awaited before the unit can be decoded.
+        fetch: Fetches the data for the unit; may raise any error of the codec.
+    """
+
+    lacks: Callable[[Any], bool]
+    fetch: Callable[[Any], Awaitable[None]]
+
+    def then(self, call: Callable[[Any], Awaitable[object]]) -> Callable[[Any], Awaitable[object]]:
+        """Return a function that fetches if necessary, and then awaits ``call``."""
+
+        async def call_after_fetch(unit: object) -> object:
+            if self.lacks(unit):
+                await self.fetch(unit)
+            return await call(unit)
+
+        return call_after_fetch
+
+    @asynccontextmanager
+    async def before(
+        self, unit: object, dependencies: AbstractAsyncContextManager[Opened, bool | None]
+    ) -> AsyncIterator[Opened]:
+        """Fetch if necessary, and then open ``dependencies`` for the duration of a context."""
+        if self.lacks(unit):
+            await self.fetch(unit)
+        async with dependencies as opened:
+            yield opened
+
+
+def record_prefetch(value_reader: TopicReader | None, key_reader: TopicReader | None) -> Prefetch | None:
+    """Return the prefetch for records whose values and keys are decoded by these readers; None without a reader."""
+    if value_reader is None and key_reader is None:
+        return None
+
+    def lacks(record: Record) -> bool:
+        if value_reader is not None and record.value is not None and value_reader.lacks(record.topic, record.value):
+            return True
+        return key_reader is not None and record.key is not None and key_reader.lacks(record.topic, record.key)
+
+    async def fetch(record: Record) -> None:
+        for reader, data in ((value_reader, record.value), (key_reader, record.key)):
+            if reader is not None and data is not None and reader.lacks(record.topic, data):
+                await reader.fetch(record.topic, data)
+
+    return Prefetch(lacks, fetch)
+
+
+def batch_prefetch(one_record: Prefetch) -> Prefetch:
+    """Return the prefetch for batches, which applies ``one_record`` to each record of a batch, in order."""
+
+    def any_lacks(records: Sequence[Record]) -> bool:
+        return any(map(one_record.lacks, records))
+
+    async def fetch_all(records: Sequence[Record]) -> None:
+        for record in records:
+            if one_record.lacks(record):
+                await one_record.fetch(record)
+
+    return Prefetch(any_lacks, fetch_all)
+
+
+# ---- batches of records as tables ------------------------------------------------------------------------------------
+
+TABLES = "`pyarrow.RecordBatch`, `polars.DataFrame` or `pandas.DataFrame`"
+
+_TableReader: TypeAlias = Callable[[Sequence[Record]], object]
+
+
+def table_reader(annotation: object, where: str) -> _TableReader | None:
+    """Return the function that converts records to a table of the type ``annotation``; None for other types.
+
+    The table has the columns of ``Consumer.arrow_batches``, and a row for each record, in order.
+
+    Raises:
+        ConfigurationError: pyarrow is not installed.
+    """
+    if not isinstance(annotation, type):
+        return None
+    convert = _converter(annotation)
+    if convert is not None:
+        try:
+            convert(())  # Raises now if pyarrow is not installed, and imports modules before the first record.
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{where}: {error}") from error
+    return convert
+
+
+def _converter(kind: type) -> _TableReader | None:
+    if kind is _class_of("pyarrow", "RecordBatch"):
+        return arrow_of
+    if kind is _class_of("polars", "DataFrame"):
+        from_arrow = sys.modules["polars"].from_arrow
+        return lambda records: from_arrow(arrow_of(records))
+    if kind is _class_of("pandas", "DataFrame"):
+        return lambda records: arrow_of(records).to_pandas()
+    return None
+
+
+def _class_of(package: str, name: str) -> Any:  # noqa: ANN401 - a class of an untyped package
+    """Return a class of a package; None if the package is not loaded."""
+    return getattr(sys.modules.get(package), name, None)
+
+
+# ---- handlers whose signatures were read, so that they can be called with a unit -------------------------------------
 
 NO_OVERRIDES: Overrides = types.MappingProxyType({})
 

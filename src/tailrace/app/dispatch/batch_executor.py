@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from tailrace.app.dispatch.batch_failures import FailuresByIndex
+from tailrace.app.dispatch.batching import BatchAssembler, HandlerBatch
 from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover
 from tailrace.app.dispatch.work import RunningBatch
-from tailrace.core.dispatch.batching import BatchAssembler, HandlerBatch
-from tailrace.core.failures.retry import Batch
+from tailrace.app.policies import Batch
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["BatchExecutor"]

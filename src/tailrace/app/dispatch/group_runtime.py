@@ -8,35 +8,159 @@ topics.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import anyio
 
 from tailrace.app.declare.arguments import Opened
 from tailrace.app.declare.plan import BoundHandler
-from tailrace.app.dispatch.call import matches
-from tailrace.app.dispatch.executor import Executor
+from tailrace.app.dispatch.batch_executor import BatchExecutor
+from tailrace.app.dispatch.call import handler_call, matches
+from tailrace.app.dispatch.executor import Executor, ExecutorOptions
 from tailrace.app.dispatch.handler_context import HandlerContext
-from tailrace.app.dispatch.handler_runtime import HandlerRuntime, handler_runtime
+from tailrace.app.dispatch.lanes import FEW_RECORDS
+from tailrace.app.dispatch.record_executor import RecordExecutor
+from tailrace.app.dispatch.recovery import Recovery
+from tailrace.app.dispatch.timeouts import OverdueCalls
 from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher
 from tailrace.app.failures.dead_letters import as_first_read, handler_of
 from tailrace.app.failures.delayed_records import RetryTopicRecords
+from tailrace.app.failures.policy import FailurePolicy
 from tailrace.app.function_kinds import identity_of
 from tailrace.app.handlers import Handler
 from tailrace.app.sources import Source
 from tailrace.app.topics.routes import Routes
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.core.delivery.progress import Lease
-from tailrace.core.dispatch.lanes import FEW_RECORDS
-from tailrace.observe.events import HandlerAbandoned, HandlersOverlap, PartitionReadPaused, RecordUnmatched
+from tailrace.observe.events import (
+    BatchFailed,
+    Event,
+    HandlerAbandoned,
+    HandlerFailed,
+    HandlersOverlap,
+    PartitionReadPaused,
+    RecordDeadLettered,
+    RecordDelayed,
+    RecordSkipped,
+    RecordUnmatched,
+)
 from tailrace.observe.hooks import Observer
 from tailrace.observe.instrumentation import instrumentations_of
 from tailrace.observe.statistics import ConsumerStatistics, GroupStatistics, HandlerStatistics
 from tailrace.producer.publisher import Publisher, instrumented
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["Connect", "GroupRuntime"]
+__all__ = ["Connect", "GroupRuntime", "HandlerEvents", "HandlerRuntime", "handler_runtime"]
+
+# ---- construction of a handler's runtime: its call, its executor and its failure policy ------------------------------
+
+# ---- counts of one handler's failures, taken from its events ---------------------------------------------------------
+
+
+class HandlerEvents:
+    """Hook that receives the events of one handler.
+
+    Attributes:
+        failures: number of failed attempts; each failed record of a batch counts.
+        delayed: number of records published to a retry topic.
+        dead_letters: number of records published to the dead-letter topic.
+        skipped: number of records skipped after they failed.
+    """
+
+    def __init__(self) -> None:
+        self.failures = self.delayed = self.dead_letters = self.skipped = 0
+
+    def on_event(self, event: Event) -> None:
+        """Count an event."""
+        match event:
+            case HandlerFailed():
+                self.failures += 1
+            case BatchFailed(failed=failed):
+                self.failures += failed
+            case RecordDelayed():
+                self.delayed += 1
+            case RecordDeadLettered():
+                self.dead_letters += 1
+            case RecordSkipped():
+                self.skipped += 1
+            case _:
+                pass
+
+
+# ---- construction of a handler's runtime: its call, its executor and its failure policy ------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HandlerRuntime:
+    """Parts that run one handler."""
+
+    handler: Handler
+    executor: Executor[Any]
+    recovery: Recovery
+    overdue_calls: OverdueCalls
+    events: HandlerEvents
+
+    def statistics(self, group_id: str) -> HandlerStatistics:
+        """Return the statistics of the handler."""
+        executor, events, meter = self.executor, self.events, self.executor.meter
+        return HandlerStatistics(
+            group_id=group_id,
+            handler=self.handler.name,
+            concurrency=self.handler.concurrency,
+            records=meter.records,
+            batches=meter.batches if executor.handles_batches else None,
+            calls=meter.durations,
+            in_flight=executor.in_flight,
+            waiting=executor.waiting,
+            failures=events.failures,
+            retries=self.recovery.retries,
+            delayed=events.delayed,
+            dead_letters=events.dead_letters,
+            skipped=events.skipped,
+            is_paused=executor.is_paused,
+        )
+
+
+def handler_runtime(bound: BoundHandler, context: HandlerContext) -> HandlerRuntime:
+    """Build the runtime of a handler; in transactions, a handler without ``timeout_ms`` gets a default."""
+    handler = bound.handler
+    limits = handler.batch
+    if context.transactions is not None and handler.timeout_ms is None:
+        timeout_ms = context.transactions.default_timeout_ms(0 if limits is None else limits.max_wait_ms)
+        handler = replace(handler, timeout_ms=timeout_ms)
+        bound = replace(bound, handler=handler)
+    events = HandlerEvents()
+    observer = context.observer.with_hooks(events)
+    overdue_calls = OverdueCalls(handler.name, observer)
+    call = handler_call(bound, context, overdue_calls)
+    policy = FailurePolicy(
+        handler,
+        bound.resolved,
+        dead_letter_publisher=context.dead_letter_publisher,
+        observer=observer,
+        transactions=context.transactions,
+        delay_of=context.delay_of,
+    )
+    recovery = Recovery(handler.name, policy, observer, is_batch=limits is not None)
+    options = ExecutorOptions(
+        order_by=handler.order_by,
+        concurrency=handler.concurrency,
+        window=context.window,
+        on_progress=context.on_progress,
+        on_full=functools.partial(context.on_full, handler),
+    )
+    executor: Executor[Any]
+    if limits is None:
+        executor = RecordExecutor(call, recovery.recover, options, is_shared=handler.when is not None)
+    else:
+        executor = BatchExecutor(call.handle, recovery.recover, options, limits)
+    return HandlerRuntime(handler, executor, recovery, overdue_calls, events)
+
+
+# ---- runtime of one consumer group of an app: its source, and an executor for each handler ---------------------------
 
 _READ_PAUSED_INTERVAL_S = 60.0
 """Minimum time in seconds between two PartitionReadPaused events of one partition."""

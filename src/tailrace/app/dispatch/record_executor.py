@@ -15,11 +15,11 @@ from operator import length_hint
 from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.dispatch.call import HandlerCall, UnitCall
 from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover
+from tailrace.app.dispatch.lanes import Lanes
 from tailrace.app.dispatch.work import Worker
 from tailrace.app.publish.results import is_opentelemetry_imported
 from tailrace.compiled import handler_run
-from tailrace.core.delivery.slice_size import is_too_long
-from tailrace.core.dispatch.lanes import Lanes
+from tailrace.consumer.delivery.slices import is_too_long
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["RecordExecutor"]

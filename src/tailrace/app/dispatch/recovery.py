@@ -14,10 +14,9 @@ from typing import Any, Protocol, TypeVar
 
 from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.failures.policy import ACTION_TEXTS, FailurePolicy, RetryingLane, is_given_up, is_outage
+from tailrace.app.policies import FailureAction, FailureCount, FailureCounts, RetryDecision
 from tailrace.app.publish.ordered_gather import gather_in_order
 from tailrace.app.stack_frames import where_raised, with_short_tracebacks
-from tailrace.core.failures.failure_counts import FailureCount, FailureCounts
-from tailrace.core.failures.retry import FailureAction, RetryDecision
 from tailrace.observe.events import BatchFailed, BatchFailedPermanently, Event, HandlerFailed, HandlerFailedPermanently
 from tailrace.observe.hooks import Observer
 from tailrace.records import Record

@@ -6,10 +6,10 @@ import asyncio
 from contextvars import Context
 from typing import Any, Protocol
 
+from tailrace.app.dispatch.batching import HandlerBatch
+from tailrace.app.dispatch.lanes import QueuedRecord
 from tailrace.app.publish.abandonment import HandlerTask
 from tailrace.core.delivery.progress import Lease
-from tailrace.core.dispatch.batching import HandlerBatch
-from tailrace.core.dispatch.lanes import QueuedRecord
 from tailrace.core.metrics import UnmeasuredRun
 from tailrace.records import Record, TopicPartition
 

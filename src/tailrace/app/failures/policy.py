@@ -15,11 +15,10 @@ from typing import Protocol
 from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher, OutgoingFailure
 from tailrace.app.failures.reject import Reject
 from tailrace.app.handlers import Handler
+from tailrace.app.policies import FailureAction, FailureCount, FailureCounts, RetryDecision, after_failure, consists_of
 from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.sources import Transactions
-from tailrace.core.failures.delayed_records import retry_topic_index
-from tailrace.core.failures.failure_counts import FailureCount, FailureCounts
-from tailrace.core.failures.retry import FailureAction, RetryDecision, after_failure, consists_of
+from tailrace.app.topics.delay_queue import retry_topic_index
 from tailrace.errors import (
     DeadLetterError,
     DecodeError,

@@ -18,7 +18,7 @@ from typing import Self
 
 import anyio
 
-from tailrace.core.processes.messages import (
+from tailrace.app.processes.messages import (
     HEADER,
     BeginMessage,
     FromChild,

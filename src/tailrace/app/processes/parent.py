@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.core.processes.messages import (
+from tailrace.app.processes.messages import (
     HEADER,
     BeginMessage,
     FailedMessage,

@@ -10,14 +10,14 @@ from typing_extensions import Unpack
 
 from tailrace.app.health.checks import Check, Health
 from tailrace.app.processes.child import pickled
+from tailrace.app.processes.merged_stream import MergedStream, PartitionLease
 from tailrace.app.processes.reader_pool import ReaderPlan, ReaderPool
+from tailrace.app.processes.worker_plan import check_count
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.config import ConsumerOptions, check_names, resolve
 from tailrace.consumer.arguments import checked_subscription
-from tailrace.consumer.delivery.poll_timer import poll_or_stop, poll_within, poll_within_timeout
+from tailrace.consumer.delivery.reader import poll_or_stop, poll_within, poll_within_timeout
 from tailrace.consumer.supervisor import Supervisor
-from tailrace.core.processes.merged_stream import MergedStream, PartitionLease
-from tailrace.core.processes.worker_plan import check_count
 from tailrace.errors import ConfigurationError, ConsumerStateError
 from tailrace.observe.hooks import Hook, Observer
 from tailrace.records import Record

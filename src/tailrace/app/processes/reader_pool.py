@@ -21,12 +21,8 @@ from tailrace.admin.offsets import commit_offsets, committed_offsets
 from tailrace.admin.topics import partitions_of
 from tailrace.app.health.checks import Check
 from tailrace.app.processes.child import unpickled_error
-from tailrace.app.processes.parent import MARGIN_S
-from tailrace.app.processes.supervised_process import ProcessExit, SupervisedProcess
-from tailrace.config import ConsumerConfig
-from tailrace.consumer.supervisor import Supervisor, as_tailrace_error
-from tailrace.core.processes.merged_stream import LeaseKey, MergedStream, PartitionLease
-from tailrace.core.processes.messages import (
+from tailrace.app.processes.merged_stream import LeaseKey, MergedStream, PartitionLease
+from tailrace.app.processes.messages import (
     CommitMessage,
     CommittedMessage,
     FromChild,
@@ -38,7 +34,11 @@ from tailrace.core.processes.messages import (
     SliceMessage,
     records_of,
 )
-from tailrace.core.processes.worker_plan import assign_in_turn, instance_id_template, is_outage, workers_for
+from tailrace.app.processes.parent import MARGIN_S
+from tailrace.app.processes.supervised_process import ProcessExit, SupervisedProcess
+from tailrace.app.processes.worker_plan import assign_in_turn, instance_id_template, is_outage, workers_for
+from tailrace.config import ConsumerConfig
+from tailrace.consumer.supervisor import Supervisor, as_tailrace_error
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import CommitFailedError, TailraceError, TopicRecreatedError, broker_error
 from tailrace.net.cluster import Cluster

@@ -16,13 +16,7 @@ from typing import Any
 import anyio
 
 from tailrace.app.processes.child import pickled
-from tailrace.app.processes.parent import Parent, failure_message
-from tailrace.config import resolve
-from tailrace.consumer.consumer import Consumer
-from tailrace.consumer.record_sinks import attach_sink, topology_of
-from tailrace.core.cluster_metadata import is_other_log
-from tailrace.core.delivery.progress import Lease, Progress
-from tailrace.core.processes.messages import (
+from tailrace.app.processes.messages import (
     HEADER,
     CommitMessage,
     CommittedMessage,
@@ -39,6 +33,12 @@ from tailrace.core.processes.messages import (
     length_of,
     slice_of,
 )
+from tailrace.app.processes.parent import Parent, failure_message
+from tailrace.config import resolve
+from tailrace.consumer.consumer import Consumer
+from tailrace.consumer.record_sinks import attach_sink, topology_of
+from tailrace.core.cluster_metadata import is_other_log
+from tailrace.core.delivery.progress import Lease, Progress
 from tailrace.errors import TailraceError
 from tailrace.records import TopicPartition
 

@@ -21,8 +21,7 @@ import anyio
 
 from tailrace.app.health.checks import Check, Status
 from tailrace.app.processes.child import Child, unpickled_error
-from tailrace.app.processes.parent import MARGIN_S
-from tailrace.core.processes.messages import (
+from tailrace.app.processes.messages import (
     FailedMessage,
     FromChild,
     ReadyMessage,
@@ -31,7 +30,8 @@ from tailrace.core.processes.messages import (
     StatusMessage,
     StopMessage,
 )
-from tailrace.core.processes.worker_plan import Restarts
+from tailrace.app.processes.parent import MARGIN_S
+from tailrace.app.processes.worker_plan import Restarts
 from tailrace.errors import TailraceError
 from tailrace.observe.events import WorkerExited, WorkerStarted
 from tailrace.observe.hooks import Observer

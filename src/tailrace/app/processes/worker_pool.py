@@ -16,12 +16,12 @@ from tailrace.app.health.checks import Check, Health
 from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, health_app, lag_report
 from tailrace.app.loading import split_app_name
 from tailrace.app.processes.child import pickled
+from tailrace.app.processes.messages import FromChild
 from tailrace.app.processes.parent import MARGIN_S
 from tailrace.app.processes.supervised_process import ProcessExit, SupervisedProcess
+from tailrace.app.processes.worker_plan import check_count
 from tailrace.config import ConsumerOptions, check_names, resolve
 from tailrace.consumer.supervisor import Supervisor
-from tailrace.core.processes.messages import FromChild
-from tailrace.core.processes.worker_plan import check_count
 from tailrace.errors import (
     ConfigurationError,
     ConsumerStateError,

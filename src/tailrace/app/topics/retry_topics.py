@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tailrace.app.handlers import Handler
 from tailrace.app.resolved_options import ResolvedOptions
+from tailrace.app.topics.delay_queue import delay_name
 from tailrace.app.topics.names import RETRY, topic_name
-from tailrace.core.failures.delayed_records import delay_name
 
 __all__ = ["RetryTopic", "retry_topic", "retry_topics_of"]
 

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple, TypeVar
 
+from tailrace.app.policies import FailureCounts
+from tailrace.app.refused_records import RefusedRecords
 from tailrace.app.transactions.interfaces import TransactionCommitter
-from tailrace.core.failures.failure_counts import FailureCounts
-from tailrace.core.transactions.refused_records import RefusedRecords
-from tailrace.core.transactions.window import Window
+from tailrace.app.transactions.window import Window
 from tailrace.errors import ConsumerStateError, PublishError, TailraceError
 from tailrace.producer.publisher import Publisher
 from tailrace.records import Record

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 
 from tailrace.app.failures.dead_letters import due_at
+from tailrace.app.topics.delay_queue import wait_ms
 from tailrace.app.topics.retry_topics import RetryTopic
-from tailrace.core.failures.delayed_records import wait_ms
-from tailrace.core.transactions.window import DeferredOffsets
+from tailrace.app.transactions.window import DeferredOffsets
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["DeferredRecords"]

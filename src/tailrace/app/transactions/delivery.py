@@ -7,18 +7,58 @@ partition is delivered. Otherwise another member could start at a different offs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from tailrace.app.transactions.deferred_records import DeferredRecords
 from tailrace.app.transactions.interfaces import GroupSource, GroupView
-from tailrace.app.transactions.interruptible_wait import InterruptibleWait
 from tailrace.app.transactions.partitions import TransactionPartitions, UndeliveredRecords
+from tailrace.app.transactions.window import Window
 from tailrace.core.delivery.positions import Position
 from tailrace.core.delivery.progress import Lease
-from tailrace.core.transactions.window import Window
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["TransactionDelivery"]
+__all__ = ["InterruptibleWait", "TransactionDelivery"]
+
+# ---- wait that can be ended early, for the next records of a consumer ------------------------------------------------
+
+ResultT = TypeVar("ResultT")
+
+
+class InterruptibleWait:
+    """Wait of one task for an awaitable; at most one wait runs at a time."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.Timeout | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """True during a wait."""
+        return self._waiting is not None
+
+    async def wait(self, awaitable: Awaitable[ResultT], until: float | None) -> ResultT | None:
+        """Return the result of an awaitable; cancel it and return None at ``until`` or when ``end`` is called.
+
+        Args:
+            awaitable: awaitable that loses nothing if it is canceled.
+            until: event loop time; None for no limit.
+        """
+        try:
+            async with asyncio.timeout_at(until) as self._waiting:
+                return await awaitable
+        except TimeoutError:
+            return None
+        finally:
+            self._waiting = None
+
+    def end(self) -> None:
+        """End the current wait, if there is one."""
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(self._loop.time())
+
+
+# ---- delivery of records from a consumer into the open transaction ---------------------------------------------------
 
 
 class TransactionDelivery:

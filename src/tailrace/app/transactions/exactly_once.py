@@ -19,10 +19,10 @@ from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.attempts import current_publisher
 from tailrace.app.transactions.renewing_producer import RenewingProducer
 from tailrace.app.transactions.source import TransactionalSource
+from tailrace.app.transactions.window import WindowSettings
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
 from tailrace.context_managers import asynccontextmanager
-from tailrace.core.transactions.window import WindowSettings
 from tailrace.errors import ConfigurationError
 from tailrace.observe.hooks import Observer
 from tailrace.producer.publisher import Published, Publisher

@@ -7,9 +7,9 @@ from typing import Protocol
 from uuid import UUID
 
 from tailrace.app.sources import Source
-from tailrace.consumer.delivery.progress import RecordSink
+from tailrace.consumer.delivery.completion import RecordSink
 from tailrace.core.delivery.positions import Position
-from tailrace.core.group.error_reactions import Identity
+from tailrace.core.group_requests import Identity
 from tailrace.errors import TailraceError
 from tailrace.records import OffsetAndMetadata, TopicPartition
 

@@ -9,8 +9,7 @@ from uuid import UUID
 
 from tailrace.config import ConsumerConfig
 from tailrace.core.backoff import Backoff
-from tailrace.core.group.error_reactions import Identity
-from tailrace.core.producer.states import OPEN, OVER, ProducerState
+from tailrace.core.group_requests import Identity
 from tailrace.errors import (
     AuthenticationError,
     BrokerConnectionError,
@@ -22,6 +21,7 @@ from tailrace.errors import (
 from tailrace.observe.events import TransactionalProducerReplaced, TransactionInDoubt
 from tailrace.observe.hooks import Observer
 from tailrace.producer.transactional.producer import TransactionalProducer
+from tailrace.producer.vocabulary import OPEN, OVER, ProducerState
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
 __all__ = ["RenewingProducer"]

@@ -14,6 +14,8 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from tailrace.app.policies import FailureCounts
+from tailrace.app.refused_records import RefusedRecords
 from tailrace.app.sources import HandlerGroup
 from tailrace.app.topics.retry_topics import RetryTopic
 from tailrace.app.transactions.attempts import Attempts, PendingRecord
@@ -21,22 +23,92 @@ from tailrace.app.transactions.deferred_records import DeferredRecords
 from tailrace.app.transactions.delivery import TransactionDelivery
 from tailrace.app.transactions.interfaces import GroupSource, GroupView, TransactionCommitter
 from tailrace.app.transactions.partitions import TransactionPartitions
-from tailrace.app.transactions.rewind import rewind
-from tailrace.app.transactions.stall_watch import StallWatch
+from tailrace.app.transactions.window import Window, WindowSettings, WindowStep
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.core.backoff import Backoff
 from tailrace.core.delivery.positions import Position, UnreadableBatch
 from tailrace.core.delivery.progress import Lease
-from tailrace.core.failures.failure_counts import FailureCounts
-from tailrace.core.transactions.refused_records import RefusedRecords
-from tailrace.core.transactions.window import Window, WindowSettings, WindowStep
-from tailrace.errors import PublishError, PublishTooLargeError, TailraceError, TopicRecreatedError
+from tailrace.errors import (
+    AuthenticationError,
+    BrokerConnectionError,
+    BrokerError,
+    PublishError,
+    PublishTooLargeError,
+    TailraceError,
+    TopicRecreatedError,
+)
 from tailrace.observe.events import OffsetsCommitted, TopicRecreated, TransactionAborted, TransactionsStalled
 from tailrace.observe.hooks import Observer
 from tailrace.observe.statistics import ConsumerStatistics
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["TransactionalSource"]
+__all__ = ["StallWatch", "TransactionalSource", "rewind"]
+
+# ---- watchdog for records that wait too long for the commit of a transaction -----------------------------------------
+
+
+class StallWatch:
+    """Timer that runs while records wait for a commit, and reports a stall after ``limit_s``.
+
+    Args:
+        limit_s: seconds without a commit that count as a stall.
+        on_stall: called with the seconds since ``begin``, once for each stall.
+    """
+
+    def __init__(self, limit_s: float, on_stall: Callable[[float], None]) -> None:
+        self._limit_s, self._on_stall = limit_s, on_stall
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since ``begin`` if the limit is reached; otherwise 0."""
+        waited_s = 0.0 if self._since is None else self._loop.time() - self._since
+        return waited_s if waited_s >= self._limit_s else 0.0
+
+    def begin(self) -> None:
+        """Start the timer unless it runs; called when records wait for a commit."""
+        if self._since is None:
+            self._since = self._loop.time()
+            self._timer = self._loop.call_at(self._since + self._limit_s, self._report_stall)
+
+    def end(self) -> None:
+        """Stop the timer; called when records were committed, or wait for a reason that is reported otherwise."""
+        self._since = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _report_stall(self) -> None:
+        assert self._since is not None
+        self._on_stall(self._loop.time() - self._since)
+
+
+# ---- rewind of the consumer to the committed offsets after an abort --------------------------------------------------
+
+
+async def rewind(partitions: TransactionPartitions, group_view: GroupView, backoff: Backoff) -> None:
+    """Have the records of a transaction read again; retry until the committed offsets are fetched.
+
+    Raises:
+        BrokerError: the error is not retriable.
+        AuthenticationError: the brokers refuse the credentials.
+    """
+    failures = 0
+    while partitions:
+        try:
+            committed = await group_view.committed_offsets(partitions.partitions())
+        except (BrokerError, BrokerConnectionError) as error:
+            if isinstance(error, AuthenticationError) or (isinstance(error, BrokerError) and not error.retriable):
+                raise
+            failures += 1
+            await asyncio.sleep(backoff.pause_s(failures, random.random()))  # noqa: S311 - for jitter
+        else:
+            partitions.read_again(group_view, committed)
+
+
+# ---- source of records for exactly-once delivery ---------------------------------------------------------------------
 
 WorkT = TypeVar("WorkT")
 

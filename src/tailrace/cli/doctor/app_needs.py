@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from tailrace.admin.diagnosis.needs import ClusterNeeds, GroupNeeds, TopicNeeds, TopicRole
 from tailrace.app.app import App
 from tailrace.app.declare.plan import Plan, make_plan
 from tailrace.app.substitution import settings_of
 from tailrace.app.topics.routes import HandlerTopics, Routes
 from tailrace.cli.doctor.named_needs import NeedsOf
 from tailrace.config import ConsumerConfig
-from tailrace.core.diagnosis.needs import ClusterNeeds, GroupNeeds, TopicNeeds, TopicRole
 
 __all__ = ["needs_of_app"]
 

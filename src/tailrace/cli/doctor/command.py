@@ -9,14 +9,13 @@ from typing import Any
 
 from tailrace.admin.diagnosis.brokers import reason_and_advice
 from tailrace.admin.diagnosis.examination import examine
-from tailrace.admin.diagnosis.software import software_facts
+from tailrace.admin.diagnosis.findings import Finding, Level, exit_code
+from tailrace.admin.diagnosis.software import software_facts, software_findings
+from tailrace.admin.diagnosis.wording import CommandLines, counted, named
 from tailrace.cli.doctor.named_needs import NeedsOf, no_needs, with_named_needs
 from tailrace.cli.doctor.report import JsonReport, TextReport
 from tailrace.cli.tools.connection import explicit_options
 from tailrace.config import ConsumerConfig, resolve
-from tailrace.core.diagnosis.findings import Finding, Level, exit_code
-from tailrace.core.diagnosis.software import software_findings
-from tailrace.core.diagnosis.wording import CommandLines, counted, named
 from tailrace.errors import ConfigurationError, TailraceError
 
 __all__ = ["work"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import TypeAlias
 
-from tailrace.core.diagnosis.needs import ClusterNeeds, GroupNeeds, TopicNeeds
+from tailrace.admin.diagnosis.needs import ClusterNeeds, GroupNeeds, TopicNeeds
 
 __all__ = ["NeedsOf", "no_needs", "with_named_needs"]
 

@@ -14,9 +14,9 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable
 
+from tailrace.admin.diagnosis.findings import Finding, Level
+from tailrace.admin.diagnosis.wording import named
 from tailrace.cli.tools.tables import counted, write_json
-from tailrace.core.diagnosis.findings import Finding, Level
-from tailrace.core.diagnosis.wording import named
 from tailrace.observe.escaping import escaped
 
 __all__ = ["JsonReport", "TextReport"]

@@ -11,29 +11,124 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.batches.columns import ArrowBatch, ColumnBuilder
+from tailrace.config import ConsumerConfig
+from tailrace.consumer.delivery.buffer import FetchBuffer
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
-from tailrace.consumer.delivery.buffered_counts import BufferedCounts
-from tailrace.consumer.delivery.offset_gaps import OffsetGaps
+from tailrace.consumer.delivery.completion import DeliveryProgress, PolledSink, RecordSink
 from tailrace.consumer.delivery.offset_map_watch import OffsetMapWatch
-from tailrace.consumer.delivery.progress import DeliveryProgress, PolledSink, RecordSink
-from tailrace.consumer.delivery.slices import RecordSlice, SliceReader
+from tailrace.consumer.delivery.slices import FIRST_SLICE, OffsetGaps, RecordSlice, SliceReader, is_too_long, next_slice
 from tailrace.consumer.delivery.unreadable_batches import UnreadableBatches
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.delivery.progress import InFlight, Lease
-from tailrace.core.delivery.slice_size import FIRST_SLICE, is_too_long, next_slice
-from tailrace.core.fetch.buffer import FetchBuffer
-from tailrace.errors import ConsumerStateError, TailraceError, UnreadableBatchError
+from tailrace.errors import ConsumerStateError, ConsumerTimeoutError, TailraceError, UnreadableBatchError
 from tailrace.records import AnyRecord, Record, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Reader"]
+__all__ = ["BufferedCounts", "Reader", "poll_or_stop", "poll_within", "poll_within_timeout"]
+
+# ---- number of buffered records, estimated without decoding them -----------------------------------------------------
+
+
+class BufferedCounts:
+    """Counts the records in one consumer's fetch buffer."""
+
+    def __init__(self, positions: Positions, buffer: FetchBuffer[BufferedBatch], slice_reader: SliceReader) -> None:
+        self._positions, self._buffer, self._slice_reader = positions, buffer, slice_reader
+
+    def are_available(
+        self, count: int, *, is_patient: bool = True, partitions: frozenset[TopicPartition] | None = None
+    ) -> bool:
+        """Skip offsets without records, and return True if a wait for ``count`` records should end.
+
+        A wait ends if that many records are buffered, if at least one is buffered and there is no room for more, or if
+        an error follows the buffered records.
+
+        Args:
+            count: number of records.
+            is_patient: True to end the wait when no partition has room for more records; False to end it when one
+                partition has no room, because the other partitions may never receive records.
+            partitions: partitions to count; None counts all assigned partitions.
+        """
+        self._slice_reader.skip_empty()
+        found, has_room, is_full = 0, False, False
+        share = self._buffer.share_of(len(self._positions))
+        for position in self._positions:
+            is_wanted = partitions is None or position.partition in partitions
+            if not is_wanted or not self._slice_reader.is_readable(position.partition):
+                continue
+            for buffered in self._buffer.all_buffered(position.partition):
+                found += buffered.max_count_from(position.delivered or 0)
+                if found >= count or buffered.has_error:
+                    return True
+            takes_more = share - self._buffer.bytes_of(position.partition) > share // 2
+            has_room, is_full = has_room or takes_more, is_full or not takes_more
+        # Bytes reserved by a fetch in flight count as room, because that fetch may bring the missing records.
+        has_room = has_room and self._buffer.max_bytes - self._buffer.held_bytes > share // 2
+        return found > 0 and (not has_room or (is_full and not is_patient))
+
+
+# ---- timeouts of polls (``consumer_timeout_ms``, ``when_timed_out``) -------------------------------------------------
+
+ResultT = TypeVar("ResultT")
+
+
+async def poll_or_stop(
+    work: Callable[[], Awaitable[ResultT]], config: ConsumerConfig | None, is_stopped: Callable[[], bool]
+) -> ResultT:
+    """Await ``work``, one poll of an ``async for`` loop, and return its result.
+
+    Raises:
+        StopAsyncIteration: the consumer was stopped, or timed out with ``when_timed_out="stop"``.
+        ConsumerTimeoutError: no record arrived in time.
+    """
+    try:
+        return await poll_within_timeout(work, None if config is None else config.consumer_timeout_ms)
+    except ConsumerStateError:
+        if is_stopped():
+            raise StopAsyncIteration from None
+        raise
+    except ConsumerTimeoutError:
+        if config is not None and config.when_timed_out == "stop":
+            raise StopAsyncIteration from None
+        raise
+
+
+async def poll_within_timeout(work: Callable[[], Awaitable[ResultT]], limit_ms: int | None) -> ResultT:
+    """Await ``work`` for ``limit_ms`` at most, or without a limit if it is None, and return the result.
+
+    Raises:
+        ConsumerTimeoutError: ``work`` took longer than ``limit_ms`` and was canceled; the consumer can be polled again.
+    """
+    if limit_ms is None:
+        return await work()
+    found = await poll_within(work, limit_ms)
+    if found is None:
+        raise ConsumerTimeoutError(
+            f"no record arrived within consumer_timeout_ms={limit_ms} - poll again to keep waiting"
+        )
+    return found
+
+
+async def poll_within(work: Callable[[], Awaitable[ResultT]], limit_ms: int | None) -> ResultT | None:
+    """Await ``work`` and return its result; cancel it and return None if it takes longer than ``limit_ms``."""
+    waiting = asyncio.timeout(None if limit_ms is None else limit_ms / 1000)
+    try:
+        async with waiting:
+            return await work()
+    except TimeoutError:
+        if not waiting.expired():
+            raise
+        return None
+
+
+# ---- delivery of buffered records, one or many at a time -------------------------------------------------------------
 
 PartitionFilter: TypeAlias = frozenset[TopicPartition] | None
 """Partitions to read from; None for all assigned partitions."""

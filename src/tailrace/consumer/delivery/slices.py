@@ -5,24 +5,100 @@ Partitions take turns. Records that an earlier owner has finished are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Generic, Self, TypeAlias, TypeVar
 
+from tailrace.consumer.delivery.buffer import DecompressedBatches, FetchBuffer
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
-from tailrace.consumer.delivery.offset_gaps import OffsetGaps
 from tailrace.consumer.delivery.offset_map_watch import OffsetMapWatch
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.delivery.progress import InFlight, Lease
-from tailrace.core.fetch.buffer import FetchBuffer
-from tailrace.core.fetch.decompressed_batches import DecompressedBatches
-from tailrace.errors import TailraceError
+from tailrace.errors import OffsetGapError, TailraceError
 from tailrace.records import Record, TopicPartition
 
 if TYPE_CHECKING:
     from tailrace.batches.columns import ColumnBuilder
 
-__all__ = ["RecordSlice", "SliceReader"]
+__all__ = [
+    "FIRST_SLICE",
+    "MAX_HOLD_S",
+    "Batches",
+    "OffsetGaps",
+    "RecordSlice",
+    "SliceReader",
+    "is_too_long",
+    "next_slice",
+]
+
+# ---- size of slices --------------------------------------------------------------------------------------------------
+
+MAX_HOLD_S = 0.005
+"""Target duration of a slice in seconds. After this time, a busy worker lets other tasks of the event loop run."""
+
+FIRST_SLICE = 16
+"""Number of records in the first slice, before any duration is known."""
+
+
+def next_slice(size: int, took_s: float, longest: int) -> int:
+    """Return the size of the next slice, at most ``longest``, after a slice of ``size`` records took ``took_s``."""
+    fitting = size * MAX_HOLD_S / took_s if took_s > 0 else math.inf
+    return max(1, min(int(min(fitting, size * 2)), longest))
+
+
+def is_too_long(held_s: float) -> bool:
+    """Return True if the event loop was blocked for so long (``held_s``) that other tasks should run next."""
+    return held_s >= MAX_HOLD_S
+
+
+# ---- detection of missing offsets (``allow_offset_gaps=False``) ------------------------------------------------------
+
+
+class OffsetGaps:
+    """Tracks the next expected offset of each partition; after a seek, the new position is expected."""
+
+    def __init__(self) -> None:
+        self._next: dict[TopicPartition, tuple[int, int]] = {}
+        """Assignment epoch and next expected offset."""
+
+    def check(self, position: Position, records: Sequence[Record]) -> tuple[int, OffsetGapError | None]:
+        """Return the number of ``records`` before the first gap, and the error to raise there; None without a gap."""
+        epoch, expected = self._next.get(position.partition, (-1, 0))
+        if epoch != position.epoch:
+            expected = position.delivered or 0
+        for count, record in enumerate(records):
+            if record.offset > expected:
+                self._next[position.partition] = (position.epoch, expected)
+                return count, OffsetGapError(position.partition, expected, record.offset)
+            expected = record.offset + 1
+        self._next[position.partition] = (position.epoch, expected)
+        return len(records), None
+
+
+# ---- iterator of batches, for ``Consumer.batches`` and ``Consumer.arrow_batches`` ------------------------------------
+
+BatchT_co = TypeVar("BatchT_co", covariant=True)
+
+
+class Batches(Generic[BatchT_co]):
+    """Iterator of batches; a batch is finished when the next one is polled.
+
+    Args:
+        next_batch: finishes the previous batch and returns the next one; raises StopAsyncIteration to end the loop.
+    """
+
+    def __init__(self, next_batch: Callable[[], Awaitable[BatchT_co]]) -> None:
+        self._next_batch = next_batch
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> BatchT_co:
+        return await self._next_batch()
+
+
+# ---- slices of buffered batches: records of one partition that are decoded and delivered together --------------------
 
 PartitionPredicate: TypeAlias = Callable[[TopicPartition], bool]
 

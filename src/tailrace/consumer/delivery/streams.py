@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Protocol, Self
 
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.delivery.poll_timer import poll_or_stop
-from tailrace.consumer.delivery.reader import Reader
+from tailrace.consumer.delivery.reader import Reader, poll_or_stop
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.delivery.progress import InFlight, Lease
 from tailrace.errors import ConsumerStateError

@@ -8,10 +8,10 @@ import shlex
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
+from tailrace.consumer.delivery.buffer import FetchBuffer
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.core.backoff import Backoff
 from tailrace.core.delivery.positions import Position, Positions, UnreadableBatch
-from tailrace.core.fetch.buffer import FetchBuffer
 from tailrace.errors import UnreadableBatchError
 from tailrace.observe.events import CorruptBatchSkipped, PartitionBlocked, PartitionUnblocked
 from tailrace.observe.hooks import Observer

@@ -8,17 +8,30 @@ from collections.abc import Callable, Iterable
 import anyio
 
 from tailrace.config import ConsumerConfig
+from tailrace.consumer.fetch.plan import FetchPlan
 from tailrace.consumer.offsets.requests import group_by_leader, list_offsets
 from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.fetch.end_offsets import positions_without_fetch
-from tailrace.core.fetch.plan import FetchPlan
-from tailrace.core.positions.start_point import LATEST
+from tailrace.core.start_point import LATEST
 from tailrace.errors import BrokerConnectionError, MalformedMessageError
 from tailrace.net.cluster import Cluster
 from tailrace.net.metadata_refresher import MetadataRefresher
 from tailrace.records import TopicPartition
 
-__all__ = ["EndOffsetRefresher"]
+__all__ = ["EndOffsetRefresher", "positions_without_fetch"]
+
+# ---- selection of the partitions whose end offsets have to be requested, because no fetch reports them ---------------
+
+
+def positions_without_fetch(positions: Iterable[Position], in_flight: Iterable[FetchPlan]) -> list[Position]:
+    """Return the positions of partitions that no fetch in flight includes, for example because they are paused.
+
+    The answer to a fetch in flight reports the end offset of its partitions when it changes.
+    """
+    requested = {partition for plan in in_flight for partition in plan.partitions}
+    return [one for one in positions if one.is_fetchable and one.partition not in requested]
+
+
+# ---- refresh of the end offsets of partitions that are not fetched, for statistics and metrics -----------------------
 
 _INTERVAL_S = 5.0
 """Interval of the requests for end offsets, in seconds."""

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 import anyio
@@ -24,17 +26,10 @@ from anyio.abc import TaskGroup
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.batches.record_batch import batches_of
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.delivery.buffered_batch import BufferedBatch
-from tailrace.consumer.delivery.deserializers import make_deserializers
+from tailrace.consumer.delivery.buffer import FetchBuffer
+from tailrace.consumer.delivery.buffered_batch import BufferedBatch, make_deserializers
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.consumer.fetch.batch_limits import fault_of, size_error
-from tailrace.consumer.fetch.fetch_loop import FetchConnection, FetchLoop
-from tailrace.consumer.positions.start_positions import StartPositions
-from tailrace.core.backoff import Backoff
-from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.fetch.buffer import FetchBuffer
-from tailrace.core.fetch.isolation import visible
-from tailrace.core.fetch.plan import (
+from tailrace.consumer.fetch.plan import (
     FETCH_REACTIONS,
     AddedWait,
     FetchErrorAction,
@@ -46,9 +41,11 @@ from tailrace.core.fetch.plan import (
     make_plan,
     slot_of,
 )
-from tailrace.core.fetch.session import FetchSession, SessionPart, without_session
-from tailrace.core.fetch.sources import FetchSources, sources_change_at
-from tailrace.core.positions.start_point import StartFrom, StartPoint
+from tailrace.consumer.fetch.session import FetchSession, FetchSources, SessionPart, sources_change_at, without_session
+from tailrace.consumer.positions.start_positions import StartPositions
+from tailrace.core.backoff import Backoff
+from tailrace.core.delivery.positions import Position, Positions
+from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.error_codes import name_of
 from tailrace.errors import (
     AuthenticationError,
@@ -56,7 +53,9 @@ from tailrace.errors import (
     CorruptRecordError,
     LogTruncatedError,
     MalformedMessageError,
+    RecordTooLargeError,
     RequestTimedOutError,
+    TailraceError,
     broker_error,
 )
 from tailrace.net.broker import Channel, ChannelKey
@@ -64,13 +63,132 @@ from tailrace.net.cluster import Cluster
 from tailrace.net.metadata_refresher import MetadataRefresher
 from tailrace.observe.events import CorruptBatchFetched, FetchCompleted, FetchFailed, FetchInterrupted, LogTruncated
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.fetch import FetchedPartition, FetchRequest, FetchResponse
+from tailrace.protocol.fetch import AbortedTransaction, FetchedPartition, FetchRequest, FetchResponse
 from tailrace.records import TopicPartition
 
 if TYPE_CHECKING:
     from tailrace.batches.record_batch import RecordBatch
 
-__all__ = ["Fetcher", "connection_name"]
+__all__ = [
+    "BatchHeader",
+    "FetchConnection",
+    "FetchLoop",
+    "Fetcher",
+    "connection_name",
+    "fault_of",
+    "size_error",
+    "visible",
+]
+
+# ---- visibility of fetched batches -----------------------------------------------------------------------------------
+
+
+class BatchHeader(Protocol):
+    """Header fields of a batch that decide whether its records are delivered."""
+
+    @property
+    def next_offset(self) -> int: ...
+
+    @property
+    def is_control(self) -> bool: ...
+
+    @property
+    def producer_id(self) -> int | None: ...
+
+    def is_abort_marker(self) -> bool: ...
+
+
+BatchT = TypeVar("BatchT", bound=BatchHeader)
+
+
+def visible(batches: Iterable[BatchT], aborted: Sequence[AbortedTransaction] | None) -> Iterator[tuple[BatchT, bool]]:
+    """Yield each batch, with True if its records are to be delivered.
+
+    Args:
+        batches: fetched batches of one partition, in order.
+        aborted: list of aborted transactions from the broker; None with ``read_uncommitted``.
+    """
+    pending = [(one.first_offset, one.producer_id) for one in aborted or ()]
+    heapq.heapify(pending)
+    aborting: set[int] = set()
+    for batch in batches:
+        while pending and pending[0][0] < batch.next_offset:
+            aborting.add(heapq.heappop(pending)[1])
+        if batch.is_control:
+            if batch.producer_id is not None and batch.is_abort_marker():
+                aborting.discard(batch.producer_id)
+            yield batch, False
+        else:
+            yield batch, batch.producer_id not in aborting
+
+
+# ---- state of the two loops that fetch for one connection to a broker ------------------------------------------------
+
+
+class FetchConnection(NamedTuple):
+    """One of the ``num_fetchers`` connections to a broker."""
+
+    node_id: int
+    slot: FetcherSlot
+
+
+@dataclass(slots=True)
+class FetchLoop:
+    """State shared by the main loop of a connection and the loop of added partitions.
+
+    Added partitions are those that become fetchable while the main loop's fetch is in flight.
+    """
+
+    wakeup: AutoResetEvent = field(default_factory=AutoResetEvent)
+    """Set when the main loop must plan its next fetch again."""
+    added_wakeup: AutoResetEvent = field(default_factory=AutoResetEvent)
+    """Set when there may be added partitions, and when the main loop ends."""
+    sent_plan: FetchPlan | None = None
+    """Plan of the main loop's fetch in flight; None without one."""
+    held_until: float = 0.0
+    """Time of the event loop until which the broker may hold the main loop's fetch in flight."""
+    held_added: FetchPlan | None = None
+    """Plan of the fetch of added partitions that is in flight, if the broker may hold it for long; otherwise None."""
+    added_scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    """Cancel scope of the latest fetch of added partitions."""
+
+
+# ---- checks of fetched batches before they are decoded ---------------------------------------------------------------
+
+
+def fault_of(config: ConsumerConfig, batch: RecordBatch) -> str | None:
+    """Return the reason why ``batch`` cannot be read; None if it can be read.
+
+    The marker of a control batch is decoded, too, so that ``is_abort_marker`` cannot raise an error later.
+    """
+    # The checksum is verified before any byte that it covers is interpreted.
+    if config.check_crcs and not batch.checksum_holds():
+        return "the checksum of the batch is wrong"
+    if batch.next_offset <= batch.base_offset:
+        return f"the last offset of the batch, {batch.next_offset - 1}, is below its first, {batch.base_offset}"
+    if batch.is_control:
+        try:
+            batch.is_abort_marker()
+        except MalformedMessageError as error:
+            return str(error)
+    return None
+
+
+def size_error(config: ConsumerConfig, position: Position, batch: RecordBatch) -> TailraceError | None:
+    """Return the error to raise in place of ``batch``; None if the batch is within the limit."""
+    limit = config.max_batch_bytes
+    if limit is None or batch.size <= limit:
+        return None
+    return RecordTooLargeError(
+        position.partition,
+        batch.base_offset,
+        batch.next_offset,
+        f"a batch of {batch.size} bytes is larger than max_batch_bytes={limit}",
+        "raise the limit",
+    )
+
+
+# ---- fetching from brokers -------------------------------------------------------------------------------------------
 
 _GRACE_S = 5.0
 """Time in seconds that a broker may need in addition to the ``max_wait_ms`` of a fetch."""

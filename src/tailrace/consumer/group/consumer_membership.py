@@ -12,18 +12,22 @@ from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.error_reactions import ErrorReactions
-from tailrace.consumer.group.membership import MembershipLoop, member_settings
-from tailrace.consumer.group.poll_interval import run_poll_interval_check
+from tailrace.consumer.group.assignors.strategies import strategies_of
+from tailrace.consumer.group.classic import ClassicMember
+from tailrace.consumer.group.kip848 import Kip848Member
+from tailrace.consumer.group.membership import MembershipLoop, member_settings, run_poll_interval_check
 from tailrace.consumer.group.reconciler import AssignmentReconciler
 from tailrace.consumer.group.requests import GroupRequests, event_of
+from tailrace.consumer.group.vocabulary import (
+    Membership,
+    PartitionsChanged,
+    Release,
+    Resubscribed,
+    StopMembership,
+    TakeOver,
+)
 from tailrace.consumer.topic_patterns import BrokerPattern, TopicPattern
-from tailrace.core.group.assignors.strategies import strategies_of
-from tailrace.core.group.classic.member import ClassicMember
-from tailrace.core.group.effects import Release, TakeOver
-from tailrace.core.group.error_reactions import GroupRequestKind, Identity
-from tailrace.core.group.events import PartitionsChanged, Resubscribed, StopMembership
-from tailrace.core.group.kip848.member import Kip848Member
-from tailrace.core.group.membership import Membership
+from tailrace.core.group_requests import GroupRequestKind, Identity
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import TailraceError
 from tailrace.net.cluster import Cluster

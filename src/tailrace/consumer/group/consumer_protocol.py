@@ -6,21 +6,67 @@ partitions; for other groups, see ``consumer.group.role_protocol``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from tailrace.consumer.group.subscription_data import read_subscription, write_subscription
-from tailrace.core.group.effects import SendJoin, SendSync
-from tailrace.core.group.events import GroupEvent, JoinedAsFollower, JoinedAsLeader, Synced
+from msgspec.structs import replace
+
+from tailrace.consumer.group.vocabulary import GroupEvent, JoinedAsFollower, JoinedAsLeader, SendJoin, SendSync, Synced
 from tailrace.errors import MalformedMessageError
 from tailrace.protocol.classic_group import JoinGroupProtocol, JoinGroupResponse, SyncGroupAssignment
 from tailrace.protocol.member_metadata import (
     MemberAssignment,
     MemberSubscription,
+    OwnedPartitions,
     decode_assignment,
+    decode_cooperative_data,
+    decode_sticky_data,
+    decode_subscription,
     encode_assignment,
+    encode_cooperative_data,
+    encode_sticky_data,
+    encode_subscription,
 )
 
-__all__ = ["ConsumerProtocol", "MemberProtocol", "described_member"]
+__all__ = ["ConsumerProtocol", "MemberProtocol", "described_member", "read_subscription", "write_subscription"]
+
+# ---- subscriptions of classic group members, with the user data of the sticky assignors ------------------------------
+
+
+def write_subscription(
+    subscription: MemberSubscription, assignor: str, last_assigned: Sequence[OwnedPartitions], last_generation: int
+) -> bytes:
+    """Return the encoded subscription that a join offers with ``assignor``.
+
+    Args:
+        subscription: subscription of the member.
+        assignor: name of the assignor, which decides about the user data.
+        last_assigned: last assignment of the member, for ``sticky``.
+        last_generation: generation of ``last_assigned``.
+    """
+    if assignor == "sticky":
+        subscription = replace(subscription, user_data=encode_sticky_data(last_assigned, last_generation))
+    elif assignor == "cooperative-sticky":
+        subscription = replace(subscription, user_data=encode_cooperative_data(subscription.generation_id))
+    return encode_subscription(subscription)
+
+
+def read_subscription(data: bytes, assignor: str) -> MemberSubscription:
+    """Return the subscription of a member; for the sticky assignors, partly decoded from the user data.
+
+    Raises:
+        MalformedMessageError: ``data`` is not a valid subscription.
+    """
+    subscription = decode_subscription(data)
+    if assignor == "sticky":
+        owned, generation = decode_sticky_data(subscription.user_data)
+        return replace(subscription, owned_partitions=owned, generation_id=generation)
+    if assignor == "cooperative-sticky" and subscription.generation_id < 0:
+        return replace(subscription, generation_id=decode_cooperative_data(subscription.user_data))
+    return subscription
+
+
+# ---- embedded protocol of classic groups -----------------------------------------------------------------------------
 
 
 class MemberProtocol(Protocol):

@@ -14,14 +14,13 @@ from typing_extensions import Unpack
 
 from tailrace.awaitables import resolve_call
 from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, resolve
+from tailrace.consumer.group.classic import ClassicMember
 from tailrace.consumer.group.membership import MembershipLoop, member_settings
 from tailrace.consumer.group.reconciler import in_callback, mark_callback
 from tailrace.consumer.group.requests import GroupRequests
 from tailrace.consumer.group.role_protocol import Generation, GroupRole, RoleProtocol
+from tailrace.consumer.group.vocabulary import Release, Resubscribed, StopMembership, TakeOver
 from tailrace.consumer.supervisor import Supervisor
-from tailrace.core.group.classic.member import ClassicMember
-from tailrace.core.group.effects import Release, TakeOver
-from tailrace.core.group.events import Resubscribed, StopMembership
 from tailrace.errors import ConfigurationError, ConsumerStateError, NoCommonAssignorError, RebalanceError, TailraceError
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import ConsumerFailed

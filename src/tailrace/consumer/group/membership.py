@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Protocol, assert_never
 
 import anyio
@@ -17,40 +17,43 @@ from anyio.abc import TaskGroup
 
 from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.config import ConsumerConfig
+from tailrace.consumer.delivery.reader import Reader
+from tailrace.consumer.group.heartbeat import PollIntervalClock
 from tailrace.consumer.group.requests import GroupRequests, RequestEffect, outcome_of
-from tailrace.core.backoff import Backoff
-from tailrace.core.group.effects import (
+from tailrace.consumer.group.vocabulary import (
+    CoordinatorGone,
     DescribeGroup,
     Effect,
     FailMembership,
     FindPartitions,
     FindTopicNames,
     ForgetCoordinator,
+    GroupEvent,
+    HeartbeatOutcome,
+    InstanceHeld,
+    MemberSettings,
+    Membership,
+    MembershipFailed,
     Partitions,
+    PollingResumed,
+    PollingStalled,
     Release,
+    Released,
     ReportAssignmentFault,
     ReportGroupError,
+    RetryLater,
     SendGroupHeartbeat,
     SendHeartbeat,
     SendJoin,
     SendLeave,
     SendSync,
-    TakeOver,
-)
-from tailrace.core.group.error_reactions import Identity
-from tailrace.core.group.events import (
-    CoordinatorGone,
-    GroupEvent,
-    HeartbeatOutcome,
-    InstanceHeld,
-    MembershipFailed,
-    Released,
-    RetryLater,
     StartMembership,
     TakenOver,
+    TakeOver,
 )
-from tailrace.core.group.membership import MemberSettings, Membership
-from tailrace.errors import TailraceError
+from tailrace.core.backoff import Backoff
+from tailrace.core.group_requests import Identity
+from tailrace.errors import RebalanceError, TailraceError
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import (
     AssignmentFaultFound,
@@ -62,7 +65,36 @@ from tailrace.observe.events import (
 )
 from tailrace.observe.hooks import Observer
 
-__all__ = ["AssignmentOwner", "MembershipLoop", "member_settings"]
+__all__ = ["AssignmentOwner", "MembershipLoop", "member_settings", "run_poll_interval_check"]
+
+# ---- check of ``max_poll_interval_ms``, which tells the membership whether the application polls ---------------------
+
+_NOT_POLLED = (
+    "the consumer was not polled within max_poll_interval_ms ({:g} s), so it left the group and its partitions are"
+    " reassigned - the next poll joins again; raise max_poll_interval_ms if handling a record takes that long"
+)
+
+
+async def run_poll_interval_check(reader: Reader, limit_s: float, receive: Callable[[GroupEvent], None]) -> None:
+    """Check until canceled whether the application polls, and pass the result to ``receive``.
+
+    Args:
+        reader: reader of the consumer that the application polls.
+        limit_s: ``max_poll_interval_ms``, in seconds.
+        receive: called with ``PollingStalled`` or ``PollingResumed`` after each check; the events may repeat.
+    """
+    loop, clock = asyncio.get_running_loop(), PollIntervalClock(limit_s)
+    while True:
+        clock.look(reader.poll_marker, loop.time(), awaits_poll=reader.awaits_poll)
+        if clock.is_stuck:
+            receive(PollingStalled(RebalanceError(_NOT_POLLED.format(limit_s))))
+            await reader.next_poll.wait(clock.next_at(loop.time()))
+        else:
+            receive(PollingResumed())
+            await anyio.sleep_until(clock.next_at(loop.time()))
+
+
+# ---- loop of one group membership, of a consumer or of a GroupMember -------------------------------------------------
 
 _REBALANCE_SHARE_OF_STOP = 0.25
 """Share of ``stop_timeout_ms`` for which a stop waits for a rebalance to end; until then, commits are refused."""

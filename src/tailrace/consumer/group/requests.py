@@ -21,19 +21,13 @@ from msgspec.structs import replace
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.error_reactions import ErrorReactions
 from tailrace.consumer.group.consumer_protocol import ConsumerProtocol, MemberProtocol, described_member
-from tailrace.core.group.effects import (
+from tailrace.consumer.group.kip848 import STATIC_LEAVE_EPOCH
+from tailrace.consumer.group.vocabulary import (
+    CoordinatorGone,
     DescribeGroup,
+    Effect,
     FindPartitions,
     FindTopicNames,
-    SendGroupHeartbeat,
-    SendHeartbeat,
-    SendJoin,
-    SendLeave,
-    SendSync,
-)
-from tailrace.core.group.error_reactions import INSTANCE_RELEASED, REACTIONS, GroupReaction, GroupRequestKind, error_of
-from tailrace.core.group.events import (
-    CoordinatorGone,
     GenerationLost,
     GroupDescribed,
     GroupEvent,
@@ -41,6 +35,8 @@ from tailrace.core.group.events import (
     HeartbeatAnswered,
     InstanceHeld,
     InstanceReleased,
+    JoinedAsFollower,
+    JoinedAsLeader,
     LeaveAnswered,
     MemberIdAssigned,
     MemberLost,
@@ -48,12 +44,16 @@ from tailrace.core.group.events import (
     PartitionsFound,
     RebalanceCalled,
     RetryLater,
+    SendGroupHeartbeat,
+    SendHeartbeat,
+    SendJoin,
+    SendLeave,
+    SendSync,
     SessionKnown,
     Synced,
     TopicNamesFound,
 )
-from tailrace.core.group.join_limit import JoinLimit, ServerErrorLimit
-from tailrace.core.group.kip848.states import STATIC_LEAVE_EPOCH
+from tailrace.core.group_requests import INSTANCE_RELEASED, REACTIONS, GroupReaction, GroupRequestKind, error_of
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import (
     AuthenticationError,
@@ -61,6 +61,7 @@ from tailrace.errors import (
     BrokerError,
     GroupAuthorizationFailedError,
     MalformedMessageError,
+    RebalanceError,
     RequestTimedOutError,
     TailraceError,
     UnsupportedVersionError,
@@ -77,7 +78,77 @@ from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import FindCoordinatorRequest
 from tailrace.records import TopicPartition
 
-__all__ = ["GroupRequests", "RequestEffect", "event_of", "outcome_of"]
+__all__ = ["GroupRequests", "JoinLimit", "RequestEffect", "ServerErrorLimit", "event_of", "outcome_of"]
+
+# ---- limits on the requests of a member that fail in a row -----------------------------------------------------------
+
+
+class JoinLimit:
+    """Counter of attempts that failed since the last success.
+
+    Args:
+        retries: ``rebalance_max_retries``, the number of attempts after the first failure; None for no limit.
+    """
+
+    def __init__(self, retries: int | None) -> None:
+        self._retries, self._failures = retries, 0
+
+    def apply(self, effect: Effect, event: GroupEvent) -> GroupEvent:
+        """Count ``event`` if it ends an attempt, and return the event to pass to the membership.
+
+        The result is ``event`` unless several attempts have failed: it may then be ``RetryLater``, for a pause before
+        the next attempt, or ``MembershipFailed``, after more than ``retries`` failures.
+
+        Args:
+            effect: request of the membership; only joins and syncs are counted.
+            event: outcome of ``effect``.
+        """
+        if not isinstance(effect, SendJoin | SendSync):
+            return event
+        match event:
+            case Synced():
+                self._failures = 0
+                return event
+            case JoinedAsFollower() | JoinedAsLeader() | MemberIdAssigned() | MembershipFailed():
+                return event
+        self._failures += 1
+        reason = str(getattr(event, "reason", event))
+        if self._retries is not None and self._failures > self._retries:
+            return MembershipFailed(
+                RebalanceError(
+                    f"the group could not be joined in {self._failures} attempts; the last attempt failed: {reason}"
+                    " - check the other members of the group, or raise rebalance_max_retries"
+                )
+            )
+        if isinstance(event, RebalanceCalled) and self._failures > 1:
+            # A first failure may be due to another member that joined meanwhile, so the next join follows at once. From
+            # the second failure on, the member pauses before it joins.
+            return RetryLater(reason)
+        return event
+
+
+class ServerErrorLimit:
+    """Limit on the time for which a request is repeated while it fails in the broker (``RetryLater.error``).
+
+    Args:
+        limit_s: time in seconds since the first of these failures in a row.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._failing_since: dict[type[Effect], float] = {}
+        """Time of the first failure since the last other outcome, by kind of request."""
+
+    def apply(self, effect: Effect, event: GroupEvent, now: float) -> GroupEvent:
+        """Return the event to pass to the membership: ``event``, or ``MembershipFailed`` if the time is over."""
+        if not isinstance(event, RetryLater) or event.error is None:
+            self._failing_since.pop(type(effect), None)
+            return event
+        since = self._failing_since.setdefault(type(effect), now)
+        return event if now < since + self._limit_s else MembershipFailed(event.error)
+
+
+# ---- requests of a group membership ----------------------------------------------------------------------------------
 
 RequestEffect: TypeAlias = (
     SendJoin

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from tailrace.core.group.assignors.strategies import Strategy
-from tailrace.core.group.effects import SendJoin, SendSync
-from tailrace.core.group.events import GroupEvent, JoinedAsFollower, JoinedAsLeader, Synced
+from tailrace.consumer.group.assignors.strategies import Strategy
+from tailrace.consumer.group.vocabulary import GroupEvent, JoinedAsFollower, JoinedAsLeader, SendJoin, SendSync, Synced
 from tailrace.errors import ConfigurationError, RebalanceError
 from tailrace.protocol.classic_group import JoinGroupProtocol, JoinGroupResponse, SyncGroupAssignment
 from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions

@@ -21,12 +21,11 @@ from tailrace.awaitables import resolve_call
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.error_reactions import ErrorReactions
+from tailrace.consumer.offsets.commits import CommitClock, Commits, CommitSnapshot
 from tailrace.consumer.offsets.requests import coordinator_timeout_s, partitions_of_outdated_topics, with_topic_ids
 from tailrace.context_managers import asynccontextmanager
 from tailrace.core.cluster_metadata import is_other_log
-from tailrace.core.group.error_reactions import GroupReaction, GroupRequestKind, Identity, error_of
-from tailrace.core.offsets.auto_commit import CommitClock
-from tailrace.core.offsets.commits import Commits, CommitSnapshot
+from tailrace.core.group_requests import GroupReaction, GroupRequestKind, Identity, error_of
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import (
     BrokerConnectionError,

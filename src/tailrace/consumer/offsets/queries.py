@@ -12,7 +12,7 @@ import anyio
 
 from tailrace.consumer.offsets.requests import committed_offsets, group_by_leader, list_offsets
 from tailrace.core.offset_map import decode_metadata
-from tailrace.core.positions.start_point import EARLIEST, LATEST, StartPoint
+from tailrace.core.start_point import EARLIEST, LATEST, StartPoint
 from tailrace.error_codes import TRANSIENT, ErrorCode
 from tailrace.errors import BrokerError, TailraceError, UnknownPartitionError, broker_error
 from tailrace.net.cluster import Cluster

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from tailrace.config import ConsumerConfig
 from tailrace.core.cluster_metadata import ClusterMetadata
-from tailrace.core.group.error_reactions import REACTIONS, GroupReaction, GroupRequestKind
-from tailrace.core.positions.start_point import EARLIEST, LATEST
+from tailrace.core.group_requests import REACTIONS, GroupReaction, GroupRequestKind
+from tailrace.core.start_point import EARLIEST, LATEST
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, BrokerError, broker_error
 from tailrace.net.broker import Broker, Channel, ChannelKey

@@ -15,9 +15,9 @@ from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.offsets.queries import OffsetQueries
 from tailrace.consumer.offsets.requests import committed_offsets
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
+from tailrace.consumer.positions.partition_spec import PartitionSpec, RequestedStart
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.delivery.positions import Positions
-from tailrace.core.positions.partition_spec import PartitionSpec, RequestedStart
 from tailrace.net.cluster import Cluster
 from tailrace.records import OffsetAndMetadata, TopicPartition
 

@@ -14,12 +14,11 @@ from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.offsets.requests import group_by_leader, list_offsets
-from tailrace.consumer.positions.start_points import now_ms
-from tailrace.consumer.positions.start_positions import StartPositions
+from tailrace.consumer.positions.start_positions import StartPositions, now_ms
 from tailrace.core.backoff import Backoff
 from tailrace.core.cluster_metadata import is_other_log
 from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.positions.start_point import StartFrom, StartPoint
+from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, BrokerError, MalformedMessageError, TailraceError
 from tailrace.net.cluster import Cluster

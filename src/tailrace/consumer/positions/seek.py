@@ -6,18 +6,68 @@ A canceled or timed-out call does not revert the seek.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Literal, TypeAlias, get_args
 
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
+from tailrace.consumer.positions.partition_spec import Start
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.positions.seek import seek_targets
-from tailrace.core.positions.start_policy import Start
-from tailrace.errors import ConsumerStateError, OffsetOutOfRangeError, RequestTimedOutError
+from tailrace.core.start_point import StartFrom, StartPoint, shares_of
+from tailrace.errors import ConfigurationError, ConsumerStateError, OffsetOutOfRangeError, RequestTimedOutError
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
-__all__ = ["Seek"]
+__all__ = ["Seek", "SeekFrom", "seek_targets"]
+
+# ---- targets of a seek -----------------------------------------------------------------------------------------------
+
+SeekFrom: TypeAlias = Literal["offset", "earliest", "current", "latest"]
+"""Meaning of a seek's ``offset``: an absolute offset ("offset"), or a number of records after the first record
+("earliest"), the position ("current") or the end of the log ("latest"). A negative number counts backward.
+"""
+
+
+def seek_targets(
+    positions: Mapping[TopicPartition, int], offset: object, whence: str, *, spread: bool
+) -> dict[TopicPartition, int | StartPoint]:
+    """Return the target of each partition.
+
+    Args:
+        positions: position of each partition.
+        offset: offset or number of records; its meaning depends on ``whence``.
+        whence: see ``SeekFrom``.
+        spread: True if ``offset`` is a number of records of all partitions together, of which each has an equal share.
+
+    Raises:
+        ConfigurationError: an argument is invalid, or the arguments contradict each other.
+    """
+    if whence not in get_args(SeekFrom):
+        raise ConfigurationError(f"whence={whence!r} is unknown; it must be one of {', '.join(get_args(SeekFrom))}")
+    if not isinstance(offset, int) or isinstance(offset, bool) or not -(1 << 63) < offset < 1 << 63:
+        raise ConfigurationError(f"offset={offset!r} is invalid; it must be an integer")
+    if whence == "offset" and offset < 0:
+        raise ConfigurationError(
+            f"offset={offset!r} is invalid; it must be 0 or more - with whence='latest' or 'current' it may be negative"
+        )
+    if spread and whence not in {"earliest", "latest"}:
+        raise ConfigurationError(f"spread=True needs whence='earliest' or 'latest', not {whence!r}")
+    partitions: Sequence[TopicPartition] = sorted(positions)
+    shares = shares_of(offset, len(partitions)) if spread and partitions else [offset] * len(partitions)
+    return {one: _target(positions[one], share, whence) for one, share in zip(partitions, shares, strict=True)}
+
+
+def _target(position: int, share: int, whence: str) -> int | StartPoint:
+    match whence:
+        case "offset":
+            return share
+        case "current":
+            return StartPoint(StartFrom.OFFSET, max(0, position + share))
+        case _:
+            return StartPoint(StartFrom(whence), shift=share)
+
+
+# ---- seeks to an offset, to the beginning or end of a log, or to a timestamp -----------------------------------------
 
 
 class Seek:

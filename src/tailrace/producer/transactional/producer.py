@@ -14,14 +14,22 @@ from typing import Self
 from uuid import UUID
 
 from tailrace.auto_reset_event import AutoResetEvent
-from tailrace.batches.batch_writer import BatchWriter, Compression
+from tailrace.batches.batch_writer import COMPRESSIONS, BatchWriter, Compression
 from tailrace.config import ConsumerConfig
 from tailrace.context_managers import asynccontextmanager
 from tailrace.core.backoff import Backoff
-from tailrace.core.group.error_reactions import Identity
-from tailrace.core.producer import error_messages
-from tailrace.core.producer.accumulator import ProducerSettings
-from tailrace.core.producer.events import (
+from tailrace.core.group_requests import Identity
+from tailrace.errors import ConfigurationError, ConsumerStateError, PublishError, TailraceError
+from tailrace.producer.accumulator import ProducerSettings
+from tailrace.producer.partitions import PartitionResolver
+from tailrace.producer.publisher import Published
+from tailrace.producer.record_sender import RecordSender
+from tailrace.producer.runtime import ProducerRuntime, new_cluster
+from tailrace.producer.transactional import reactions as error_messages
+from tailrace.producer.transactional.machine import TransactionMachine
+from tailrace.producer.transactional.requests import TransactionRequests
+from tailrace.producer.transactional.transactional_accumulator import TransactionAccumulator
+from tailrace.producer.vocabulary import (
     AbortTransaction,
     AddPartitions,
     BeginTransaction,
@@ -36,30 +44,62 @@ from tailrace.core.producer.events import (
     LookUpCoordinator,
     PartitionsAdded,
     ProducerIdReceived,
+    ProducerState,
     RecordsDelivered,
     RecordsDiscarded,
     ReportError,
     SendAddPartitions,
     TransactionEvent,
     TransactionFailed,
+    TransactionSettings,
     TryAgain,
 )
-from tailrace.core.producer.states import ProducerState
-from tailrace.core.producer.transactional import TransactionMachine
-from tailrace.core.producer.transactional_accumulator import TransactionAccumulator
-from tailrace.errors import ConfigurationError, ConsumerStateError, PublishError, TailraceError
-from tailrace.producer.partitions import PartitionResolver
-from tailrace.producer.publisher import Published
-from tailrace.producer.record_sender import RecordSender
-from tailrace.producer.runtime import ProducerRuntime, new_cluster
-from tailrace.producer.transactional.requests import TransactionRequests
-from tailrace.producer.transactional.settings import ABORT_S, check_options, settings_of
 from tailrace.protocol.committed_offsets import CommitOffset
 from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import OffsetAndMetadata, TopicPartition
 from tailrace.values import robust_repr
 
-__all__ = ["TransactionalProducer"]
+__all__ = ["ABORT_S", "TransactionalProducer", "check_options", "settings_of"]
+
+# ---- options of a transactional producer: checks, and conversion to settings -----------------------------------------
+
+ABORT_S = 5.0
+"""Maximum time in seconds for an abort that the user did not call."""
+
+
+def check_options(transactional_id: str, transaction_timeout_ms: int, compression: str, max_batch_bytes: int) -> None:
+    """Check the options.
+
+    Raises:
+        ConfigurationError: an option is invalid.
+    """
+    if not transactional_id:
+        raise ConfigurationError("transactional_id must not be empty - give each process a name of its own")
+    for name, value in (
+        ("transaction_timeout_ms", transaction_timeout_ms),
+        ("max_batch_bytes", max_batch_bytes),
+    ):
+        if value < 1:
+            raise ConfigurationError(f"{name} must be at least 1, not {value}")
+    if compression not in COMPRESSIONS:
+        raise ConfigurationError(f"compression must be one of {', '.join(COMPRESSIONS)}, not {compression!r}")
+
+
+def settings_of(config: ConsumerConfig, transactional_id: str, transaction_timeout_ms: int) -> TransactionSettings:
+    """Return the settings of the producer, derived from its options."""
+    timeout_s = transaction_timeout_ms / 1000
+    return TransactionSettings(
+        transactional_id,
+        transaction_timeout_s=timeout_s,
+        # A third of the transaction's timeout leaves time to ask another broker.
+        request_timeout_s=min(config.request_timeout_ms / 1000, timeout_s / 3),
+        abort_s=min(ABORT_S, config.default_api_timeout_ms / 1000, timeout_s),
+        retry_first_s=config.retry_backoff_ms / 1000,
+        retry_longest_s=config.retry_backoff_max_ms / 1000,
+    )
+
+
+# ---- transactional producer (KIP-98, KIP-447) ------------------------------------------------------------------------
 
 _LINGER_S = 0.005
 """Seconds for which a batch waits for more records; a commit sends all batches at once."""

@@ -11,8 +11,23 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TypeVar, assert_never
 
-from tailrace.core.producer.error_reactions import TransactionRequestKind, event_of, worst_of
-from tailrace.core.producer.events import (
+from tailrace.errors import (
+    AuthenticationError,
+    BrokerConnectionError,
+    BrokerError,
+    ConfigurationError,
+    MalformedMessageError,
+    NodeNotConnectedError,
+    TailraceError,
+    TopicRecreatedError,
+    UnsupportedVersionError,
+)
+from tailrace.net.broker import Broker, Channel, ChannelKey
+from tailrace.net.cluster import Cluster
+from tailrace.net.connection import Connection
+from tailrace.net.topic_ids import partitions_of_recreated_topics
+from tailrace.producer.transactional.reactions import TransactionRequestKind, event_of, worst_of
+from tailrace.producer.vocabulary import (
     CoordinatorMoved,
     CoordinatorRequest,
     LookUpCoordinator,
@@ -34,21 +49,6 @@ from tailrace.core.producer.events import (
     TryAgain,
     Unanswered,
 )
-from tailrace.errors import (
-    AuthenticationError,
-    BrokerConnectionError,
-    BrokerError,
-    ConfigurationError,
-    MalformedMessageError,
-    NodeNotConnectedError,
-    TailraceError,
-    TopicRecreatedError,
-    UnsupportedVersionError,
-)
-from tailrace.net.broker import Broker, Channel, ChannelKey
-from tailrace.net.cluster import Cluster
-from tailrace.net.connection import Connection
-from tailrace.net.topic_ids import partitions_of_recreated_topics
 from tailrace.protocol.committed_offsets import CommitResult
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import FindCoordinatorRequest

@@ -1,0 +1,361 @@
+"""Records that a reader has delivered, and how they are finished.
+
+A polling user's record or batch is finished by the next poll. With ``ack="manual"`` each record is finished by its own
+acknowledgement, in any order. A sink (an App's handlers, streams, worker processes) receives a lease for each slice: an
+object that tracks which of the slice's records are in flight. The sink finishes the records itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from itertools import repeat
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.batches.columns import ArrowBatch, offsets_of
+from tailrace.consumer.delivery.slices import RecordSlice
+from tailrace.core.delivery.polled_records import PolledRecords
+from tailrace.core.delivery.positions import Position, Positions
+from tailrace.core.delivery.progress import InFlight, Lease, Progress
+from tailrace.records import Record, TopicPartition
+
+if TYPE_CHECKING:
+    from tailrace.batches.columns import ColumnBuilder
+
+__all__ = ["DeliveryProgress", "FinishedCounter", "PolledSink", "RecordSink"]
+
+# ---- number of finished records, for commits after every N records (``auto_commit_every_records``) -------------------
+
+
+class FinishedCounter:
+    """Counts the finished records of one reader.
+
+    Args:
+        positions: the assigned partitions.
+        polled: records delivered to a polling user.
+        has_manual_ack: True if each record is finished by its own acknowledgement (``ack="manual"``).
+
+    Attributes:
+        on_due: called by ``check_due`` when the number given to ``set_due_at`` is reached.
+    """
+
+    def __init__(self, positions: Positions, polled: PolledRecords, *, has_manual_ack: bool) -> None:
+        self.on_due: Callable[[], None] = lambda: None
+        self._positions, self._polled, self._has_manual_ack = positions, polled, has_manual_ack
+        self._due_at: int | None = None
+        """Total number of finished records at which a commit is due; None if commits do not depend on it."""
+        self._acknowledged = 0
+        self._delivered_to_sink: int | None = None
+        """Number of records delivered to a sink; None before the first delivery, and if the user polls."""
+
+    def set_due_at(self, count: int | None) -> None:
+        """Let ``on_due`` be called once ``count`` records are finished in total; None for never."""
+        self._due_at = count
+
+    def slice_limit(self, size: int) -> int:
+        """Return the maximum number of records in the next slice, at least 1.
+
+        It is ``size``, or fewer if a commit is due before ``size`` more records are finished.
+        """
+        delivered = self._polled.count_taken + (self._delivered_to_sink or 0)
+        return size if self._due_at is None else max(1, min(size, self._due_at - delivered))
+
+    def count_delivered(self, count: int) -> None:
+        """Count records that were delivered to a sink."""
+        self._delivered_to_sink = (self._delivered_to_sink or 0) + count
+
+    def count_acknowledged(self) -> None:
+        """Count a record that the user has acknowledged."""
+        self._acknowledged += 1
+
+    def check_due(self) -> None:
+        """Call ``on_due`` if the number given to ``set_due_at`` is reached."""
+        if self._due_at is None or self._polled.count_added + (self._delivered_to_sink or 0) < self._due_at:
+            return
+        if self._due_at <= self.finished:
+            self.on_due()
+
+    @property
+    def finished(self) -> int:
+        """Total number of finished records.
+
+        With a sink, this is a lower bound, which leaves out all records after the lowest unfinished record of each
+        partition.
+        """
+        if self._delivered_to_sink is not None:
+            return self._delivered_to_sink - sum((one.delivered or 0) - (one.finished or 0) for one in self._positions)
+        if self._has_manual_ack:
+            return self._acknowledged
+        return self._polled.count_taken - self._polled.count_in_flight
+
+
+# ---- records that a reader has delivered, and how they are finished --------------------------------------------------
+
+_Unacknowledged: TypeAlias = "dict[TopicPartition, tuple[Progress, dict[int, Record | ColumnBuilder]]]"
+"""Progress and unacknowledged offsets of partitions; each offset has its record, or the columns that contain it."""
+
+
+class RecordSink(Protocol):
+    """Receiver of slices (records that are delivered together), which also finishes their records."""
+
+    def halt(self, partition: TopicPartition) -> None:
+        """Start no more records of a partition, and leave its unstarted records to the next owner."""
+
+    def drop(self, partition: TopicPartition) -> None:
+        """Forget a partition that was revoked, sought or reset."""
+
+
+class PolledSink(Protocol):
+    """Sink that the user polls, so that ``max_poll_interval_ms`` applies."""
+
+    @property
+    def poll_marker(self) -> object:
+        """A value that changes whenever the user polls."""
+
+    def awaits_poll(self, *, has_buffered: bool) -> bool:
+        """Return True if the user has a record in flight or could poll one, and is not waiting in a poll.
+
+        Args:
+            has_buffered: True if the reader has buffered records.
+        """
+
+
+class DeliveryProgress:
+    """Records that were delivered to the user or a sink, and which of them are finished.
+
+    Attributes:
+        polled: records of a polling user.
+        sink: receiver of slices in place of a polling user; None without a sink.
+        finished_counter: counts the finished records.
+        next_poll: event that is set at each poll.
+        progress_made: event that is set when records in flight may have been finished or dropped.
+    """
+
+    def __init__(self, positions: Positions, *, has_manual_ack: bool) -> None:
+        self.polled = PolledRecords()
+        self.sink: RecordSink | None = None
+        self.finished_counter = FinishedCounter(positions, self.polled, has_manual_ack=has_manual_ack)
+        self.next_poll = AutoResetEvent()
+        self.progress_made = AutoResetEvent()
+        self._positions = positions
+        self._loop = asyncio.get_running_loop()
+        self._current: RecordSlice | None = None
+        """Current slice: the slice from which a polling user takes records."""
+        self._columns: ColumnBuilder | None = None
+        """Columns with the rows in flight of a polling user."""
+        self._unacknowledged: _Unacknowledged | None = {} if has_manual_ack else None
+        self._poll_count = 0
+        self._polled_sink: PolledSink | None = None
+
+    @property
+    def is_read_by_user(self) -> bool:
+        """True if the consumer's user polls for records; False if an App or worker processes receive them."""
+        return self.sink is None or self._polled_sink is not None
+
+    # ---- delivery ----------------------------------------------------------------------------------------------
+
+    def begin(self, record_slice: RecordSlice, columns: ColumnBuilder | None = None) -> None:
+        """Deliver the records of a slice to a polling user, one by one or as a part of ``columns``."""
+        in_flight = InFlight.LAST if self._unacknowledged is None else InFlight.NOTHING
+        lease = record_slice.deliver(in_flight)
+        if self._unacknowledged is not None:
+            self._start_all(self._unacknowledged, lease, columns)
+        self._current, self._columns = record_slice, columns
+        if columns is None:
+            self.polled.begin(lease)
+        else:
+            self.polled.begin_delivered(lease)
+
+    def _start_all(self, unacknowledged: _Unacknowledged, lease: Lease, columns: ColumnBuilder | None) -> None:
+        progress, records = unacknowledged.get(lease.partition, (None, {}))
+        if progress is not lease.progress:
+            records = {}
+            unacknowledged[lease.partition] = lease.progress, records
+        offsets = [record.offset for record in lease.records]
+        lease.progress.start_all(offsets)
+        # The record objects are kept because a seek may deliver the same offset again, as another object.
+        records.update(zip(offsets, lease.records if columns is None else repeat(columns), strict=False))
+
+    @property
+    def unacknowledged_count(self) -> int:
+        """Number of delivered records that the user has not acknowledged (``ack="manual"``); 0 with ``ack="auto"``."""
+        held = () if self._unacknowledged is None else self._unacknowledged.values()
+        return sum(len(records) for progress, records in held if not progress.is_over)
+
+    @property
+    def unacknowledged_records(self) -> list[Record]:
+        """Delivered records that the user has not acknowledged, with ``ack="manual"``; without Arrow rows."""
+        held = () if self._unacknowledged is None else self._unacknowledged.values()
+        records = (record for progress, found in held if not progress.is_over for record in found.values())
+        return [record for record in records if isinstance(record, Record)]
+
+    def give_back(self) -> tuple[RecordSlice, list[Record]] | None:
+        """Withdraw the untaken records of the current slice; return the slice and them, or None if there are none."""
+        found, given_back = self._current, self.polled.give_back()
+        if found is None or given_back is None:
+            return None
+        lease, rest = given_back
+        if self._unacknowledged is not None:
+            offsets = [record.offset for record in rest]
+            lease.progress.unstart(offsets)
+            for offset in offsets:
+                del self._unacknowledged[lease.partition][1][offset]
+        return found, rest
+
+    def attach_sink(self, sink: RecordSink, polled_sink: PolledSink | None) -> None:
+        """Deliver slices to ``sink`` from now on; ``polled_sink`` is the same object if the user polls it."""
+        self.sink, self._polled_sink = sink, polled_sink
+
+    def deliver_to_sink(self, record_slice: RecordSlice, in_flight: InFlight) -> Lease:
+        """Deliver a slice to the sink, and return its lease."""
+        self.finished_counter.count_delivered(len(record_slice.records))
+        return record_slice.deliver(in_flight)
+
+    # ---- finishing ---------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Finish the records in flight, because the user polls; with ``ack="manual"``, only note the poll."""
+        self.polled.finish()
+        self._columns = None
+        if self.sink is None:
+            self.finished_counter.check_due()
+        self.progress_made.set()
+        self.note_poll()
+
+    def note_poll(self) -> None:
+        """Note a poll, for ``max_poll_interval_ms``."""
+        self._poll_count += 1
+        self.next_poll.set()
+
+    def finish_partitions(self, partitions: Iterable[TopicPartition]) -> None:
+        """Finish the records in flight of ``partitions``."""
+        self.polled.finish_of(frozenset(partitions))
+
+    def note_finished(self) -> None:
+        """Note that a sink has finished records: check if a commit is due, and wake ``drain``."""
+        self.finished_counter.check_due()
+        self.progress_made.set()
+
+    def acknowledge(self, record: Record) -> bool:
+        """Finish ``record`` and the records before it in its partition; return False if ``record`` is not in flight.
+
+        With ``ack="manual"``, finish ``record`` alone.
+        """
+        if self._unacknowledged is None:
+            if not self.polled.acknowledge(record):
+                return False
+        elif not self._acknowledge_alone(self._unacknowledged, record):
+            return False
+        self._poll_count += 1
+        self.progress_made.set()
+        return True
+
+    def acknowledge_batch(self, batch: ArrowBatch) -> bool:
+        """Finish the records of an Arrow batch; return False if none of them is in flight.
+
+        ``batch`` must be the delivered object, not a copy. With ``ack="manual"``, earlier batches can be acknowledged,
+        too.
+        """
+        if self._unacknowledged is None:
+            if self._columns is None or self._columns.batch is not batch or not self.polled.count_in_flight:
+                return False
+            self.polled.finish()
+            self._columns = None
+        elif not self._acknowledge_rows(self._unacknowledged, batch):
+            return False
+        self._poll_count += 1
+        self.progress_made.set()
+        return True
+
+    def _acknowledge_rows(self, unacknowledged: _Unacknowledged, batch: ArrowBatch) -> bool:
+        count = 0
+        for partition, offsets in offsets_of(batch):
+            progress, records = unacknowledged.get(partition, (None, {}))
+            if progress is None or progress.is_over:
+                continue
+            for offset in offsets:
+                columns = records.get(offset)
+                if columns is not None and not isinstance(columns, Record) and columns.batch is batch:
+                    del records[offset]
+                    progress.finish(offset)
+                    self.finished_counter.count_acknowledged()
+                    count += 1
+        self.finished_counter.check_due()
+        return count > 0
+
+    def _acknowledge_alone(self, unacknowledged: _Unacknowledged, record: Record) -> bool:
+        progress, records = unacknowledged.get(record.topic_partition, (None, {}))
+        if progress is None or progress.is_over or records.get(record.offset) is not record:
+            return False
+        del records[record.offset]
+        progress.finish(record.offset)
+        self.finished_counter.count_acknowledged()
+        self.finished_counter.check_due()
+        return True
+
+    # ---- releasing ---------------------------------------------------------------------------------------------
+
+    def halt(self, position: Position) -> None:
+        """Start no more records of a partition; records in flight stay in flight."""
+        position.is_halted = True
+        if self.sink is not None:
+            self.sink.halt(position.partition)
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget the delivered records of ``partitions``, in flight or not taken."""
+        gone = frozenset(partitions)
+        self.polled.drop(gone)
+        for partition in gone:
+            if self._unacknowledged is not None:
+                self._unacknowledged.pop(partition, None)
+            if self.sink is not None:
+                self.sink.drop(partition)
+        self.progress_made.set()
+
+    def close(self) -> None:
+        """Deliver no more records; records in flight stay unfinished."""
+        if self._polled_sink is not None:
+            for position in self._positions:
+                self.halt(position)
+        self.polled.close()
+
+    async def drain(self, partitions: Iterable[TopicPartition], until: float) -> frozenset[TopicPartition]:
+        """Wait until no record of ``partitions`` is in flight, and return the partitions that still have some.
+
+        Args:
+            partitions: partitions to wait for.
+            until: time of the event loop at which the wait ends at the latest.
+        """
+        wanted = frozenset(partitions)
+        while True:
+            held = frozenset(p.partition for p in self._positions.of(wanted) if p.has_in_flight)
+            if not held or self._loop.time() >= until:
+                return held
+            await self.progress_made.wait(until)
+
+    # ---- state -------------------------------------------------------------------------------------------------
+
+    @property
+    def partition(self) -> TopicPartition | None:
+        """Partition of the current slice."""
+        return None if self.polled.current is None else self.polled.current.partition
+
+    @property
+    def poll_marker(self) -> object:
+        """A value that changes whenever the user polls."""
+        return (
+            self._poll_count,
+            self.polled.count_taken,
+            None if self._polled_sink is None else self._polled_sink.poll_marker,
+        )
+
+    def awaits_poll(self, *, has_buffered: bool) -> bool:
+        """Return True if the user has a record in flight or could poll one; False if the user does not poll.
+
+        Args:
+            has_buffered: True if the reader has buffered records.
+        """
+        if self.sink is not None:
+            return self._polled_sink is not None and self._polled_sink.awaits_poll(has_buffered=has_buffered)
+        return has_buffered or self.polled.has_records

@@ -1,0 +1,524 @@
+"""Effects of a group membership: requests to send, partitions to take over or release, errors to report.
+
+Each effect is a plain value with all the data that is needed to perform the effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from tailrace.core.group_requests import Identity
+from tailrace.errors import (
+    BrokerError,
+    ConfigurationError,
+    FencedMemberError,
+    GroupAuthorizationFailedError,
+    GroupError,
+    TailraceError,
+)
+from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
+from tailrace.records import TopicPartition
+from tailrace.values import Value
+
+__all__ = [
+    "CoordinatorGone",
+    "DescribeGroup",
+    "Effect",
+    "FailMembership",
+    "FindPartitions",
+    "FindTopicNames",
+    "ForgetCoordinator",
+    "GenerationLost",
+    "GroupDescribed",
+    "GroupEvent",
+    "GroupHeartbeatAnswered",
+    "HeartbeatAnswered",
+    "HeartbeatOutcome",
+    "Identity",
+    "InstanceHeld",
+    "InstanceReleased",
+    "JoinDue",
+    "JoinedAsFollower",
+    "JoinedAsLeader",
+    "LeaveAnswered",
+    "MemberIdAssigned",
+    "MemberLost",
+    "MemberSettings",
+    "Membership",
+    "MembershipFailed",
+    "Partitions",
+    "PartitionsChanged",
+    "PartitionsFound",
+    "PollingResumed",
+    "PollingStalled",
+    "RebalanceCalled",
+    "Release",
+    "Released",
+    "ReportAssignmentFault",
+    "ReportGroupError",
+    "Resubscribed",
+    "RetryLater",
+    "SendGroupHeartbeat",
+    "SendHeartbeat",
+    "SendJoin",
+    "SendLeave",
+    "SendSync",
+    "SessionKnown",
+    "SessionOver",
+    "StartMembership",
+    "StopDue",
+    "StopMembership",
+    "Synced",
+    "TakeOver",
+    "TakenOver",
+    "TopicNamesFound",
+    "leaves_after",
+]
+
+# ---- events of a group membership, for both protocols ----------------------------------------------------------------
+
+
+class GroupEvent(Value):
+    """Base of all events of a membership."""
+
+
+class StartMembership(GroupEvent):
+    """The membership begins."""
+
+
+class Resubscribed(GroupEvent):
+    """The subscription changed."""
+
+    topics: frozenset[str]
+
+
+class StopDue(GroupEvent):
+    """The time for which a stop waits for the end of a rebalance is over; created by ``Membership.handle_timer``."""
+
+
+class JoinDue(GroupEvent):
+    """A join is due, at once or after a pause; created by ``Membership.handle_timer``."""
+
+
+class MemberIdAssigned(GroupEvent):
+    """The coordinator assigned a member id, with which the member has to repeat its join (KIP-394)."""
+
+    member_id: str
+
+
+class JoinedAsFollower(GroupEvent):
+    """A generation began, and another member computes the assignment."""
+
+    member_id: str
+    generation: int
+    protocol: str
+    """Protocol that the coordinator chose; in a consumer group, the name of an assignor."""
+
+
+class JoinedAsLeader(GroupEvent):
+    """A generation began, and this member computes the assignment."""
+
+    member_id: str
+    generation: int
+    protocol: str
+    """Protocol that the coordinator chose; in a consumer group, the name of an assignor."""
+    members: Mapping[str, MemberSubscription]
+    """Subscriptions of all members, by member id."""
+    instances: Mapping[str, str]
+    """Instance ids of static members, by member id."""
+    skip_assignment: bool = False
+    """True if the group keeps its assignment, so that the leader must send none (KIP-814)."""
+
+
+class PartitionsFound(GroupEvent):
+    """Partition counts of the members' topics; topics that do not exist are left out."""
+
+    counts: Mapping[str, int]
+    racks: Mapping[TopicPartition, frozenset[str]] = msgspec.field(default_factory=dict)
+    """Racks of each partition's replicas, for rack-aware assignors (KIP-881)."""
+
+
+class Synced(GroupEvent):
+    """The coordinator answered the sync with the partitions of this member."""
+
+    assignment: MemberAssignment
+    missing: frozenset[TopicPartition] = frozenset()
+    """Assigned partitions that do not exist, according to metadata received after the assignment."""
+    fault: str = ""
+    """Reason why the assignment could not be read, for which it is empty; empty if it was read."""
+
+
+class GroupDescribed(GroupEvent):
+    """The coordinator returned the subscription and assignment of each member, or the lookup failed."""
+
+    members: Mapping[str, tuple[MemberSubscription, MemberAssignment]] | None
+    """By member id; empty if the group has no classic members, None if the group rebalances or the lookup failed."""
+    counts: Mapping[str, int] = msgspec.field(default_factory=dict)
+    """Partition counts of the members' topics; topics that do not exist are left out."""
+
+
+class TakenOver(GroupEvent):
+    """``TakeOver`` was performed: the added partitions can be fetched."""
+
+
+class Released(GroupEvent):
+    """``Release`` was performed: the consumer has removed the partitions."""
+
+
+class PartitionsChanged(GroupEvent):
+    """Cluster metadata was refreshed: topics may have been created or deleted, or have more partitions."""
+
+    counts: Mapping[str, int]
+    """Partition counts by topic: 0 for a topic that does not exist, no entry for a topic without metadata."""
+
+
+class HeartbeatAnswered(GroupEvent):
+    """The coordinator acknowledged a heartbeat of the classic protocol."""
+
+
+class HeartbeatOutcome(GroupEvent):
+    """Outcome of one heartbeat of the classic protocol."""
+
+    identity: Identity
+    """Identity in the heartbeat; an outcome for an earlier identity is ignored."""
+    outcome: GroupEvent
+
+
+class GroupHeartbeatAnswered(GroupEvent):
+    """The coordinator acknowledged a KIP-848 heartbeat; its answer may contain a new target assignment."""
+
+    member_id: str
+    epoch: int
+    """Member epoch."""
+    interval_s: float
+    """Time until the next heartbeat."""
+    assigned: Mapping[UUID, tuple[int, ...]] | None = None
+    """Assigned partition numbers by topic id; None if the target assignment has not changed."""
+
+
+class InstanceHeld(GroupEvent):
+    """The group holds the instance id of this static member for another member, which may have died (KIP-848)."""
+
+    error: TailraceError
+    """Error to report if the group still holds the instance id after a session."""
+
+
+class InstanceReleased(GroupEvent):
+    """The group no longer holds the instance id for this static member, so the member may join with the id again."""
+
+
+class TopicNamesFound(GroupEvent):
+    """Topic names by topic id; ids that are not in the cluster metadata are left out."""
+
+    names: Mapping[UUID, str]
+
+
+class SessionKnown(GroupEvent):
+    """The session timeout of the group was read from the broker, where it is configured under KIP-848."""
+
+    timeout_s: float
+
+
+class LeaveAnswered(GroupEvent):
+    """The coordinator acknowledged the leave, or the leave failed and is not repeated."""
+
+
+class RebalanceCalled(GroupEvent):
+    """The group rebalances, so the member has to join again."""
+
+    reason: str = "the group rebalances"
+
+
+class RetryLater(GroupEvent):
+    """The coordinator refused a request, which can be repeated after a pause."""
+
+    reason: str
+    error: TailraceError | None = None
+    """Error to report if repeating the request does not help in time; None to repeat it without a limit."""
+
+
+class CoordinatorGone(GroupEvent):
+    """The broker to which the request was sent is no longer the coordinator, or does not answer."""
+
+    reason: str
+
+
+class GenerationLost(GroupEvent):
+    """The group has left the generation (or member epoch) of the request, but still knows the member id."""
+
+    reason: str
+
+
+class MemberLost(GroupEvent):
+    """The group does not know the member id."""
+
+    reason: str
+
+
+class SessionOver(GroupEvent):
+    """No heartbeat was acknowledged within the session timeout; created by ``Membership.handle_timer``."""
+
+    reason: str
+
+
+class MembershipFailed(GroupEvent):
+    """An error occurred that a repeated request cannot resolve."""
+
+    error: TailraceError
+
+
+class PollingStalled(GroupEvent):
+    """The application has not polled for ``max_poll_interval_ms`` (KIP-62)."""
+
+    error: TailraceError
+
+
+class PollingResumed(GroupEvent):
+    """The application polls again."""
+
+
+class StopMembership(GroupEvent):
+    """The consumer is stopping."""
+
+    may_commit: bool = True
+    """True if offsets may have to be committed when the partitions are released."""
+
+
+# ---- effects of a group membership -----------------------------------------------------------------------------------
+
+Partitions: TypeAlias = frozenset[TopicPartition]
+
+
+class SendJoin(Value):
+    """JoinGroup request, which the coordinator may hold until all members have joined."""
+
+    member_id: str
+    subscriptions: tuple[tuple[str, MemberSubscription], ...]
+    """Subscriptions by assignor, most preferred first."""
+    reason: str
+    timeout_s: float
+    last_assigned: tuple[OwnedPartitions, ...] = ()
+    """Last assignment of this member, for eager sticky assignors."""
+    last_generation: int = -1
+    """Generation of ``last_assigned``; -1 if there was no assignment."""
+
+
+class SendSync(Value):
+    """SyncGroup request."""
+
+    identity: Identity
+    protocol: str
+    assignments: Mapping[str, MemberAssignment]
+    """Partitions of every member, by member id; empty if this member is not the leader."""
+    timeout_s: float
+
+
+class SendHeartbeat(Value):
+    """Heartbeat request of the classic protocol."""
+
+    identity: Identity
+    timeout_s: float
+
+
+class SendGroupHeartbeat(Value):
+    """ConsumerGroupHeartbeat request (KIP-848). An optional field is None if it has not changed or is not used."""
+
+    identity: Identity
+    timeout_s: float
+    topics: frozenset[str] | None = None
+    pattern: str | None = None
+    assignor: str | None = None
+    rebalance_timeout_s: float | None = None
+    rack: str | None = None
+    owned: Mapping[UUID, tuple[int, ...]] | None = None
+    """Partition numbers that the member owns, by topic id."""
+
+
+class FindTopicNames(Value):
+    """Lookup of the topic names that belong to topic ids."""
+
+    topic_ids: frozenset[UUID]
+
+
+class SendLeave(Value):
+    """LeaveGroup request; under KIP-848, the heartbeat that leaves the group."""
+
+    identity: Identity
+    reason: str
+
+
+class FindPartitions(Value):
+    """Lookup of the partition counts of topics."""
+
+    topics: frozenset[str]
+
+
+class DescribeGroup(Value):
+    """Lookup of the subscription and assignment of each member, as the coordinator has stored them."""
+
+    protocol: str
+    """Assignor of the generation, which decides how subscriptions are read."""
+
+
+class TakeOver(Value):
+    """Takeover of assigned partitions: find their start positions, call the application's callbacks, then fetch."""
+
+    added: Partitions
+    kept: Partitions
+    """Partitions that an earlier takeover has made ready."""
+    identity: Identity
+    protocol: str
+    """Protocol of the generation; in a consumer group, the name of an assignor."""
+    is_leader: bool
+    topic_ids: Mapping[str, UUID] = msgspec.field(default_factory=dict)
+    """Ids of the topics of ``added`` (KIP-848), by name; without an entry, the group assigns the topic by name."""
+
+
+class Release(Value):
+    """Release of partitions: after records in flight are finished and offsets committed, or at once after a loss."""
+
+    partitions: Partitions
+    is_lost: bool
+    """True if other members may already own the partitions, so that nothing may be committed."""
+    is_last: bool
+    """True if the member stops. No poll follows that would finish the records in flight, so they are not awaited."""
+    reason: str
+
+
+class ForgetCoordinator(Value):
+    """Removal of the known coordinator, so that the next request looks up the coordinator again."""
+
+    reason: str
+
+
+class ReportAssignmentFault(Value):
+    """Fault of the group's assignment, such as partitions without an owner; the membership continues."""
+
+    partitions: Partitions
+    fault: str
+    """Description of the fault; empty if the fault that was last reported is over."""
+
+
+class ReportGroupError(Value):
+    """Error that the application's next poll raises; the membership continues."""
+
+    error: TailraceError
+
+
+class FailMembership(Value):
+    """Error that ends the membership."""
+
+    error: TailraceError
+
+
+Effect: TypeAlias = (
+    SendJoin
+    | SendSync
+    | SendHeartbeat
+    | SendGroupHeartbeat
+    | SendLeave
+    | FindPartitions
+    | FindTopicNames
+    | DescribeGroup
+    | TakeOver
+    | Release
+    | ForgetCoordinator
+    | ReportAssignmentFault
+    | ReportGroupError
+    | FailMembership
+)
+
+
+# ---- interface of a group membership, for both protocols -------------------------------------------------------------
+
+_JOIN_GRACE_S = 5.0
+"""Time allowed for the network, in addition to the rebalance timeout."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSettings:
+    """Settings of a membership."""
+
+    group_id: str
+    topics: frozenset[str]
+    session_timeout_s: float
+    heartbeat_interval_s: float
+    rebalance_timeout_s: float
+    request_timeout_s: float
+    retry_first_s: float
+    retry_longest_s: float
+    leaves_on_stop: bool
+    """True if the member leaves the group when it stops; False if it remains a member until its session expires."""
+    stop_max_wait_s: float = 5.0
+    """Longest time for which a stop waits for the end of a rebalance; until then, the group accepts no commits."""
+    instance_id: str | None = None
+    """``group_instance_id`` of a static member; None for other members."""
+    has_subscription: bool = True
+    """False for a GroupMember, whose assignment is a placeholder that does not depend on topics."""
+    rack: str | None = None
+    """``client_rack``, for rack-aware assignors."""
+    pattern: str | None = None
+    """Regular expression that the broker matches against topic names (KIP-848); None to subscribe to ``topics``."""
+    remote_assignor: str | None = None
+    """Assignor that the broker is to use (KIP-848); None for the broker's default."""
+
+    @property
+    def max_wait_s(self) -> float:
+        """Timeout of a join or sync, which the coordinator may hold until all members have sent theirs."""
+        return max(self.request_timeout_s, self.rebalance_timeout_s + _JOIN_GRACE_S)
+
+
+def leaves_after(error: TailraceError) -> bool:
+    """Return True if a member that fails with ``error`` has to leave the group.
+
+    Other members may continue. They need not wait until the session of the failed member expires, because it leaves.
+    """
+    if isinstance(error, FencedMemberError | GroupAuthorizationFailedError):
+        return False  # The coordinator would refuse the leave, too.
+    return isinstance(error, BrokerError | ConfigurationError | GroupError)
+
+
+class Membership(Protocol):
+    """State machine of one member of one group, driven by one coroutine, without clock and I/O.
+
+    All times are in seconds, of the clock of the driving coroutine.
+    """
+
+    @property
+    def identity(self) -> Identity: ...
+
+    @property
+    def owned(self) -> Partitions: ...
+
+    @property
+    def is_member(self) -> bool:
+        """True while this member is in a generation of the group, so that it may commit and has to send heartbeats."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def is_current(self, identity: Identity) -> bool:
+        """Return True if the membership has to react to an error in the answer to a request sent as ``identity``."""
+
+    def awaits(self, effect: Effect) -> bool:
+        """Return True if the membership awaits the outcome of ``effect``; only such an outcome may be reported."""
+
+    def heartbeat_age_s(self, now: float) -> float:
+        """Return the seconds since the last acknowledged heartbeat was sent."""
+
+    def receive(self, event: GroupEvent, now: float) -> None:
+        """Handle an event."""
+
+    def handle_timer(self, now: float) -> None:
+        """Perform the steps that are due at ``now``."""
+
+    def next_deadline(self) -> float | None:
+        """Return the time at which ``handle_timer`` is due; None for never."""
+
+    def effects(self) -> Iterator[Effect]:
+        """Yield the effects to perform, in order, each once."""

@@ -1,1 +1,0 @@
-"""Decisions of ``tailrace doctor``: from facts about a cluster, its topics and groups to findings."""

@@ -1,1 +1,0 @@
-"""Order of records and batches of a handler: lanes, batch assembly."""

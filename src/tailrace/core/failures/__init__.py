@@ -1,1 +1,0 @@
-"""Retries: attempts, delays, failure counts, delayed records."""

@@ -1,1 +1,0 @@
-"""Fetching: buffer, fetch plan, fetch sessions, isolation level."""

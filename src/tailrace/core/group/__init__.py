@@ -1,1 +1,0 @@
-"""Group membership as state machines (classic and KIP-848), heartbeats, assignors."""

@@ -1,1 +1,0 @@
-"""Member of a group in the classic protocol (JoinGroup, SyncGroup)."""

@@ -1,1 +1,0 @@
-"""Member of a group in the consumer protocol (KIP-848)."""

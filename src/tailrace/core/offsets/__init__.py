@@ -1,1 +1,0 @@
-"""Content and schedule of commits."""

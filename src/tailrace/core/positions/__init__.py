@@ -1,1 +1,0 @@
-"""Start points, seeks and partition specs."""

@@ -1,1 +1,0 @@
-"""Worker processes: their number and partitions, their messages, and the merged stream of what they read."""

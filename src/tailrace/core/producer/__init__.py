@@ -1,1 +1,0 @@
-"""Idempotent and transactional producers: batches, partitions, and the state machine of transactions (KIP-98)."""

@@ -1,0 +1,475 @@
+"""State machine of a transactional producer.
+
+The record sender sends the records; this machine sends all other requests, one at a time. The next request follows from
+the state (``_next_effect``), so a request whose outcome is unknown is sent again unchanged. Once a commit was sent, it
+is repeated until it is answered, and never replaced by an abort.
+
+A request that was not answered may still arrive after its transaction has ended. So the next transaction has a new
+producer epoch: brokers then refuse the late request, and sequence numbers start from zero (KIP-360).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tailrace.core.backoff import Backoff
+from tailrace.core.machine import Row, StateMachine, TransitionTable
+from tailrace.errors import PublishError, TailraceError
+from tailrace.producer.transactional import reactions as error_messages
+from tailrace.producer.vocabulary import (
+    ENDING,
+    OPEN,
+    OVER,
+    REQUESTING,
+    AbortTransaction,
+    AddPartitions,
+    BeginTransaction,
+    CallCanceled,
+    CallTimedOut,
+    CommitTransaction,
+    CompletePendingWork,
+    CoordinatorMoved,
+    CoordinatorRequest,
+    DeliverRecords,
+    DiscardRecords,
+    Effect,
+    GenerationRefused,
+    GroupOffsets,
+    LookUpCoordinator,
+    MustAbort,
+    NoOpenTransaction,
+    OffsetsAdded,
+    OffsetsStored,
+    PartitionsAdded,
+    ProducerFenced,
+    ProducerId,
+    ProducerIdReceived,
+    ProducerState,
+    RecordsDelivered,
+    RecordsDiscarded,
+    ReportError,
+    SendAddOffsets,
+    SendAddPartitions,
+    SendEnd,
+    SendInit,
+    SendOffsets,
+    TransactionEnded,
+    TransactionEvent,
+    TransactionFailed,
+    TransactionSettings,
+    TryAgain,
+    Unanswered,
+)
+from tailrace.records import TopicPartition
+
+__all__ = ["TABLE", "PendingRequest", "TransactionMachine"]
+
+# ---- request that a transactional producer waits for, and the time of its next attempt -------------------------------
+
+
+class PendingRequest:
+    """Attempts of the requests that a call of the user needs, such as ``commit()``, within the time limit of the call.
+
+    One request is attempted at a time.
+
+    Args:
+        settings: settings of the producer.
+        chance: returns a number in [0, 1) for jitter.
+
+    Attributes:
+        awaited: effect whose outcome is awaited; None if there is none.
+        last_error: reason for which the last failed attempt has failed.
+    """
+
+    def __init__(self, settings: TransactionSettings, chance: Callable[[], float]) -> None:
+        self._longest_s, self._chance = settings.request_timeout_s, chance
+        self._backoff = Backoff(settings.retry_first_s, settings.retry_longest_s)
+        self._soon = Backoff(settings.soon_s, settings.retry_longest_s)
+        self._retry_at: float | None = None
+        self._deadline = 0.0
+        self._failures = 0
+        self.awaited: Effect | None = None
+        self.last_error = "no answer"
+
+    def begin(self, within_s: float, now: float) -> None:
+        """Begin a call with a time limit of ``within_s`` seconds."""
+        self._deadline = now + within_s
+        self._failures = 0
+
+    def timeout_s(self, now: float) -> float | None:
+        """Return the timeout of the next request in seconds.
+
+        If the time limit of the call has passed, return None and make the timer due, which then ends the call.
+        """
+        left_s = min(self._longest_s, self._deadline - now)
+        if left_s > 0:
+            return left_s
+        self._retry_at = now
+        return None
+
+    def note_success(self) -> None:
+        """Await no outcome, because the request has succeeded, and reset the backoff."""
+        self.awaited = None
+        self._failures = 0
+
+    def note_failure(self, event: TryAgain | CoordinatorMoved | Unanswered, now: float) -> None:
+        """Schedule another attempt with exponential backoff."""
+        self.awaited = None
+        self.last_error = event.reason
+        self._failures += 1
+        backoff = self._soon if isinstance(event, TryAgain) and event.is_soon else self._backoff
+        self._retry_at = now + backoff.pause_s(self._failures, self._chance())
+
+    def forget(self) -> None:
+        """Forget the awaited effect and the scheduled attempt."""
+        self.awaited = self._retry_at = None
+
+    @property
+    def due_at(self) -> float | None:
+        """Time of the next attempt, or of the call's time limit if it is earlier; None if no attempt is scheduled."""
+        return None if self._retry_at is None else min(self._retry_at, self._deadline)
+
+    def is_too_late(self, now: float) -> bool:
+        """Return True if the time limit of the call has passed."""
+        return now >= self._deadline
+
+
+# ---- state machine of a transactional producer -----------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _OpenTransaction:
+    """Progress of one transaction, until its commit or abort is complete."""
+
+    new_partitions: tuple[TopicPartition, ...] = ()
+    """Partitions that are not yet part of the transaction."""
+    offsets: GroupOffsets | None = None
+    are_records_settled: bool = False
+    """True once every record is delivered (before a commit) or discarded (before an abort)."""
+    are_offsets_added: bool = False
+    are_offsets_stored: bool = False
+    known_at: float | None = None
+    """Time of the first request that may have told the coordinator of the transaction; None before."""
+    is_acknowledged: bool = False
+    """True if the coordinator has acknowledged the transaction."""
+    is_end_sent: bool = False
+    """True once EndTxn was sent."""
+    cause: TailraceError | None = None
+    """Cause of the abort, to report when the abort is complete; None if the user asked for the abort."""
+
+
+class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
+    """Transactional producer, driven by one coroutine at a time.
+
+    Args:
+        settings: settings of the producer.
+        chance: returns a number in [0, 1) for jitter.
+
+    Attributes:
+        producer: producer id and epoch.
+        error: cause of the final state; None in all other states.
+        aborted_by: cause of the last abort; None if the user asked for it, or if a transaction has begun since.
+        has_timed_out: True if the producer was fenced when its transaction was older than the transaction timeout, so
+            that the broker may have aborted the transaction and fenced the producer itself.
+    """
+
+    def __init__(self, settings: TransactionSettings, chance: Callable[[], float]) -> None:
+        super().__init__(TABLE, ProducerState.UNINITIALIZED)
+        self._settings = settings
+        self._pending = PendingRequest(settings, chance)
+        self._needs_new_epoch = False
+        self._transaction = _OpenTransaction()
+        self.producer = ProducerId()
+        self.error: TailraceError | None = None
+        self.aborted_by: TailraceError | None = None
+        self.has_timed_out = False
+
+    def __repr__(self) -> str:
+        return f"<TransactionMachine {self._settings.transactional_id} {self.state} {tuple(self.producer)}>"
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """True if EndTxn with a commit was sent and not answered."""
+        return self.state is ProducerState.COMMITTING and self._transaction.is_end_sent
+
+    def allows(self, event: type[TransactionEvent]) -> bool:
+        """Return True if ``receive`` accepts events of this type in the current state."""
+        return self.is_over or (self.state, event) in TABLE
+
+    def handle_timer(self, now: float) -> None:
+        """Make a scheduled attempt that is due; give up instead if the time limit of the call has passed."""
+        due_at = self._pending.due_at
+        if due_at is None or now < due_at:
+            return
+        self._pending.forget()
+        if self._pending.is_too_late(now):
+            self.receive(CallTimedOut(), now)
+        else:
+            self._proceed(self.state, now)
+
+    def next_deadline(self) -> float | None:
+        """Return the time at which ``handle_timer`` must be called; None while no attempt is scheduled."""
+        return self._pending.due_at
+
+    # ---- steps -------------------------------------------------------------------------------------------------
+
+    def resume(self, event: CompletePendingWork | CommitTransaction | AbortTransaction, now: float) -> None:
+        """Continue work that an earlier call has left, within the time limit of the event."""
+        self._resume(self.state, event.within_s, now)
+
+    def adopt(self, event: ProducerIdReceived, _now: float) -> None:
+        """Use the new producer id and epoch."""
+        self._pending.note_success()
+        self.producer = event.producer
+        self._needs_new_epoch = False
+
+    def begin(self, _event: BeginTransaction, _now: float) -> None:
+        """Begin a transaction without a request; the coordinator learns of it with the first partition."""
+        self.aborted_by = None
+        self._transaction = _OpenTransaction()
+
+    def add(self, event: AddPartitions, now: float) -> None:
+        """Add partitions to the transaction, within the time limit of the event."""
+        self._transaction.new_partitions = event.partitions
+        self._resume(self.state, event.within_s, now)
+
+    def add_at_commit(self, event: AddPartitions, now: float) -> None:
+        """Add partitions to the transaction during its commit, within the time limit of the commit."""
+        self._transaction.new_partitions = event.partitions
+        self._continue(now)
+
+    def commit(self, event: CommitTransaction, now: float) -> None:
+        """Deliver the remaining records, store the offsets, and send EndTxn."""
+        self._transaction.offsets = event.offsets
+        self._resume(ProducerState.COMMITTING, event.within_s, now)
+
+    def abort(self, event: AbortTransaction, now: float) -> None:
+        """Abort the transaction, as the user asked."""
+        self._abort(None, event.within_s, now)
+
+    def abort_for(self, event: MustAbort, now: float) -> None:
+        """Abort the transaction, and report the error when the abort is complete."""
+        self._pending.note_success()
+        self._needs_new_epoch |= event.needs_new_epoch
+        self._abort(event.error, self._settings.abort_s, now)
+
+    def continue_with_partitions(self, _event: PartitionsAdded, now: float) -> None:
+        """Continue after the new partitions have become part of the transaction."""
+        self._transaction.new_partitions, self._transaction.is_acknowledged = (), True
+        self._continue(now)
+
+    def finish_records(self, event: RecordsDelivered | RecordsDiscarded, now: float) -> ProducerState | None:
+        """Store the offsets or send EndTxn; end without a request if the coordinator cannot know the transaction."""
+        self._transaction.are_records_settled = True
+        self._needs_new_epoch |= event.needs_new_epoch
+        return self._end_or_continue(now)
+
+    def store_offsets(self, _event: OffsetsAdded, now: float) -> None:
+        """Store the offsets, after the group has become part of the transaction."""
+        self._transaction.are_offsets_added = self._transaction.is_acknowledged = True
+        self._continue(now)
+
+    def send_end(self, _event: OffsetsStored, now: float) -> None:
+        """Send EndTxn, after the offsets were stored."""
+        self._transaction.are_offsets_stored = True
+        self._continue(now)
+
+    def resend_offsets(self, event: GenerationRefused, now: float) -> ProducerState | None:
+        """Send the offsets again with the current generation; abort if the member no longer owns their partitions."""
+        offsets = self._transaction.offsets
+        if event.current is None or offsets is None:
+            self.abort_for(MustAbort(event.error), now)
+            return ProducerState.ABORTING
+        if event.current == offsets.identity:
+            # The response to JoinGroup or a heartbeat, which contains the newer generation, has not arrived yet.
+            self._pending.note_failure(TryAgain(str(event.error), is_soon=True), now)
+            return None
+        self._transaction.offsets = replace(offsets, identity=event.current)
+        self._continue(now)
+        return None
+
+    def end(self, _event: TransactionEvent, _now: float) -> ProducerState:
+        """Finish the transaction."""
+        return self._end()
+
+    def end_if_unknown(self, event: NoOpenTransaction, now: float) -> ProducerState:
+        """Finish the abort of a transaction that the coordinator never acknowledged; otherwise stop."""
+        is_expected = self.state is ProducerState.ABORTING and not self._transaction.is_acknowledged
+        return self._end() if is_expected else self.fail(event, now)
+
+    def renew_epoch(self, event: MustAbort, now: float) -> ProducerState:
+        """Finish the abort, and require a new epoch, if the broker has forgotten the producer; otherwise stop."""
+        if not event.needs_new_epoch:
+            return self.fail(event, now)
+        self._needs_new_epoch = True
+        return self._end()
+
+    def try_later(self, event: TryAgain | CoordinatorMoved | Unanswered, now: float) -> None:
+        """Schedule another attempt with exponential backoff; look the coordinator up again if it may have moved."""
+        awaited = self._pending.awaited
+        if isinstance(event, CoordinatorMoved | Unanswered) and isinstance(awaited, CoordinatorRequest):
+            self._effects.append(LookUpCoordinator(awaited, event.reason))
+        self._needs_new_epoch |= isinstance(event, Unanswered)
+        self._pending.note_failure(event, now)
+
+    def give_up(self, _event: CallTimedOut, now: float) -> ProducerState | None:
+        """Abort the transaction if its commit was not sent; in all other cases, keep the state and report an error."""
+        last_error = self._pending.last_error
+        match self.state:
+            case ProducerState.IN_TRANSACTION | ProducerState.COMMITTING if not self.is_in_doubt:
+                self._abort(error_messages.timeout_error(last_error), self._settings.abort_s, now)
+                return ProducerState.ABORTING
+            case ProducerState.COMMITTING:
+                self._effects.append(ReportError(error_messages.unknown_outcome_error(last_error)))
+            case state:
+                is_start = state is ProducerState.UNINITIALIZED
+                new_error = error_messages.no_producer_id_error if is_start else error_messages.abort_unanswered_error
+                cause, self._transaction.cause = self._transaction.cause, None
+                self._effects.append(ReportError(cause or new_error(last_error)))
+        return None
+
+    def interrupt(self, _event: CallCanceled, _now: float) -> ProducerState | None:
+        """Forget the effect in progress, which the next call repeats; abort if a commit has not sent EndTxn yet."""
+        self._needs_new_epoch |= self._pending.awaited is not None
+        self._pending.forget()
+        self._effects.clear()
+        self._transaction.cause = None
+        if self.state is not ProducerState.COMMITTING or self._transaction.is_end_sent:
+            return None
+        self._transaction.are_records_settled = False
+        self.aborted_by = error_messages.commit_canceled_error()
+        return ProducerState.ABORTING
+
+    def fence(self, event: ProducerFenced, now: float) -> None:
+        """Stop, because another producer has this transactional id, or the broker has aborted the transaction."""
+        # In answer to InitProducerId, no transaction is open.
+        known_at = None if self.state is ProducerState.UNINITIALIZED else self._transaction.known_at
+        open_s = None if known_at is None else now - known_at
+        self.has_timed_out = open_s is not None and open_s >= self._settings.transaction_timeout_s
+        self._stop(error_messages.fenced_error(self._settings, open_s, self._doubt, event.reason))
+
+    def fail(self, event: TransactionFailed | MustAbort | NoOpenTransaction, _now: float) -> ProducerState:
+        """Stop, because the request would fail again."""
+        self._stop(PublishError(f"{event.error}{self._doubt}") if self._doubt else event.error)
+        return ProducerState.FAILED
+
+    # ---- effects -----------------------------------------------------------------------------------------------
+
+    def _resume(self, state: ProducerState, within_s: float, now: float) -> None:
+        self._pending.begin(within_s, now)
+        self._proceed(state, now)
+
+    def _continue(self, now: float) -> None:
+        self._pending.note_success()
+        self._proceed(self.state, now)
+
+    def _proceed(self, state: ProducerState, now: float) -> None:
+        """Append the next effect of ``state``, if there is one and the time limit of the call has not passed."""
+        timeout_s = self._pending.timeout_s(now)
+        if timeout_s is not None and (effect := self._next_effect(state, timeout_s)) is not None:
+            if isinstance(effect, SendAddPartitions | SendAddOffsets) and self._transaction.known_at is None:
+                self._transaction.known_at = now
+            self._transaction.is_end_sent |= isinstance(effect, SendEnd)
+            self._pending.awaited = effect
+            self._effects.append(effect)
+
+    def _next_effect(self, state: ProducerState, timeout_s: float) -> Effect | None:
+        transaction = self._transaction
+        match state:
+            case ProducerState.UNINITIALIZED:
+                return SendInit(self.producer, timeout_s)
+            case ProducerState.ABORTING if not transaction.are_records_settled:
+                # The other half of the time is for EndTxn.
+                return DiscardRecords(timeout_s / 2)
+            case ProducerState.ABORTING:
+                return SendEnd(self.producer, is_commit=False, timeout_s=timeout_s)
+            case _ if transaction.new_partitions:
+                return SendAddPartitions(self.producer, transaction.new_partitions, timeout_s)
+            case ProducerState.COMMITTING:
+                return self._next_commit_effect(timeout_s)
+            case _:
+                return None
+
+    def _next_commit_effect(self, timeout_s: float) -> Effect:
+        transaction = self._transaction
+        if not transaction.are_records_settled:
+            return DeliverRecords(timeout_s)
+        if transaction.offsets is not None and not transaction.are_offsets_added:
+            return SendAddOffsets(self.producer, transaction.offsets.group_id, timeout_s)
+        if transaction.offsets is not None and not transaction.are_offsets_stored:
+            return SendOffsets(self.producer, transaction.offsets, timeout_s)
+        return SendEnd(self.producer, is_commit=True, timeout_s=timeout_s)
+
+    def _abort(self, error: TailraceError | None, within_s: float, now: float) -> None:
+        self.aborted_by = self._transaction.cause = error
+        self._transaction.are_records_settled = False
+        self._pending.forget()
+        self._resume(ProducerState.ABORTING, within_s, now)
+
+    def _end_or_continue(self, now: float) -> ProducerState | None:
+        transaction = self._transaction
+        if transaction.known_at is None and (transaction.offsets is None or self.state is ProducerState.ABORTING):
+            return self._end()
+        self._continue(now)
+        return None
+
+    def _end(self) -> ProducerState:
+        self._pending.note_success()
+        if (cause := self._transaction.cause) is not None:
+            self._effects.append(ReportError(cause))
+        return ProducerState.UNINITIALIZED if self._needs_new_epoch else ProducerState.READY
+
+    def _stop(self, error: TailraceError) -> None:
+        self._pending.forget()
+        self.error = error
+        self._effects.append(ReportError(error))
+
+    @property
+    def _doubt(self) -> str:
+        return error_messages.DOUBT if self.is_in_doubt else ""
+
+
+def _rows() -> Iterator[Row[Any, ProducerState, Any]]:
+    on, do = ProducerState, TransactionMachine
+    ended = (on.READY, on.UNINITIALIZED)
+
+    # The producer id.
+    yield Row((on.UNINITIALIZED,), CompletePendingWork, do.resume)
+    yield Row((on.UNINITIALIZED,), ProducerIdReceived, do.adopt, on.READY)
+    # A transaction.
+    yield Row((on.READY,), BeginTransaction, do.begin, on.IN_TRANSACTION)
+    yield Row((on.IN_TRANSACTION,), AddPartitions, do.add)
+    yield Row((on.COMMITTING,), AddPartitions, do.add_at_commit)
+    yield Row(OPEN, PartitionsAdded, do.continue_with_partitions)
+    # The end of a transaction.
+    yield Row((on.IN_TRANSACTION,), CommitTransaction, do.commit, on.COMMITTING)
+    yield Row((on.COMMITTING,), RecordsDelivered, do.finish_records, None, ended)
+    yield Row((on.COMMITTING,), OffsetsAdded, do.store_offsets)
+    yield Row((on.COMMITTING,), OffsetsStored, do.send_end)
+    yield Row((on.COMMITTING,), GenerationRefused, do.resend_offsets, None, (on.ABORTING,))
+    yield Row((on.IN_TRANSACTION,), AbortTransaction, do.abort, on.ABORTING)
+    yield Row(OPEN, MustAbort, do.abort_for, on.ABORTING)
+    yield Row((on.ABORTING,), RecordsDiscarded, do.finish_records, None, ended)
+    yield Row(ENDING, TransactionEnded, do.end, on.READY, (on.UNINITIALIZED,))
+    yield Row((on.COMMITTING,), NoOpenTransaction, do.end_if_unknown, on.FAILED)
+    yield Row((on.ABORTING,), NoOpenTransaction, do.end_if_unknown, on.FAILED, ended)
+    yield Row((on.ABORTING,), MustAbort, do.renew_epoch, on.UNINITIALIZED, (on.FAILED,))
+    # Unfinished work.
+    yield Row(ENDING, CompletePendingWork, do.resume)
+    yield Row((on.COMMITTING,), CommitTransaction, do.resume)
+    yield Row((on.ABORTING,), AbortTransaction, do.resume)
+    yield Row((on.READY,), CompletePendingWork, do.ignore)
+    yield Row((on.UNINITIALIZED, on.READY), AbortTransaction, do.ignore)
+    # Errors.
+    yield Row(REQUESTING, (TryAgain, CoordinatorMoved, Unanswered), do.try_later)
+    yield Row(REQUESTING, CallTimedOut, do.give_up, None, (on.ABORTING,))
+    yield Row((*REQUESTING, on.READY), CallCanceled, do.interrupt, None, (on.ABORTING,))
+    yield Row(REQUESTING, ProducerFenced, do.fence, on.FENCED)
+    yield Row(REQUESTING, TransactionFailed, do.fail, on.FAILED)
+    yield Row((on.UNINITIALIZED,), MustAbort, do.fail, on.FAILED)
+
+
+TABLE = TransitionTable(_rows(), OVER)
+"""Every transition of a transactional producer."""

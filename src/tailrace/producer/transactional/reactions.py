@@ -1,0 +1,310 @@
+"""Reactions of a transactional producer to broker error codes.
+
+A code that has no entry here and is not retriable aborts the transaction if it answers AddPartitionsToTxn or Produce,
+since the next transaction may have other partitions. In answers to other requests, such a code stops the producer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from tailrace.core.error_reactions import ReactionTable
+from tailrace.error_codes import ErrorCode, name_of
+from tailrace.errors import (
+    CommitFailedError,
+    FencedMemberError,
+    ProducerFencedError,
+    PublishError,
+    PublishTooLargeError,
+    TailraceError,
+    broker_error,
+)
+from tailrace.producer.vocabulary import (
+    CoordinatorMoved,
+    GenerationRefused,
+    MustAbort,
+    NoOpenTransaction,
+    ProducerFenced,
+    TransactionEvent,
+    TransactionFailed,
+    TransactionSettings,
+    TryAgain,
+    Unanswered,
+)
+
+__all__ = [
+    "DOUBT",
+    "REACTIONS",
+    "TransactionReaction",
+    "TransactionRequestKind",
+    "abort_unanswered_error",
+    "commit_canceled_error",
+    "error_of",
+    "event_of",
+    "fenced_error",
+    "no_producer_id_error",
+    "timeout_error",
+    "transaction_over_error",
+    "unknown_outcome_error",
+    "user_aborted_error",
+    "worst_of",
+]
+
+# ---- errors of the transactional producer; ``last_error`` is the reason why the last request has failed --------------
+
+DOUBT = "; it is not known whether the last commit has succeeded, because its request was not answered"
+
+
+def timeout_error(last_error: str) -> PublishError:
+    """Return the error of a transaction that was aborted because its requests were not answered in time."""
+    return PublishError(
+        "the transaction was aborted, because it was not completed in time - check that the brokers are reachable, or"
+        f" raise default_api_timeout_ms; last error: {last_error}"
+    )
+
+
+def unknown_outcome_error(last_error: str) -> PublishError:
+    """Return the error of a commit that was sent and not answered."""
+    return PublishError(
+        "the commit was sent and not answered in time, so it is not known whether it has succeeded"
+        f" - call commit() again, or begin(), to find out; last error: {last_error}"
+    )
+
+
+def no_producer_id_error(last_error: str) -> PublishError:
+    """Return the error of a call that got no producer id in time."""
+    return PublishError(
+        f"the brokers gave no producer id in time - check that they are reachable; last error: {last_error}"
+    )
+
+
+def abort_unanswered_error(last_error: str) -> PublishError:
+    """Return the error of an abort that was not acknowledged in time."""
+    return PublishError(
+        "the abort was not acknowledged in time - call abort() again, or begin(), to complete it; last error:"
+        f" {last_error}"
+    )
+
+
+def commit_canceled_error() -> PublishError:
+    """Return the error of a transaction that was aborted because its commit was canceled before EndTxn was sent."""
+    return PublishError("the transaction was aborted: its commit was canceled")
+
+
+def user_aborted_error() -> PublishError:
+    """Return the error of the records in a transaction that the user has aborted."""
+    return PublishError("the transaction was aborted")
+
+
+def transaction_over_error(cause: TailraceError) -> TailraceError:
+    """Return the error of a call after the transaction was aborted by ``cause``; it has the type of ``cause``."""
+    error = copy.copy(cause)
+    error.args = (f"the transaction is over: {cause}",)
+    return error
+
+
+def fenced_error(settings: TransactionSettings, open_s: float | None, doubt: str, reason: str) -> ProducerFencedError:
+    """Return the error of a fenced producer.
+
+    Args:
+        settings: settings of the producer.
+        open_s: age of the transaction in seconds; None if the coordinator knows of none.
+        doubt: ``DOUBT`` if a commit was sent and not answered; otherwise empty.
+        reason: error of the broker.
+    """
+    limit_s = settings.transaction_timeout_s
+    if open_s is not None and open_s >= limit_s:
+        why = (
+            f"the transaction took {open_s:.1f} s, and the broker aborts transactions that take longer than"
+            f" {limit_s:g} s - raise transaction_timeout_ms, or do less in one transaction, and start a new producer"
+        )
+    else:
+        why = (
+            f"another process has the same transactional_id {settings.transactional_id!r} and fenced this producer"
+            " - give each process a transactional_id of its own"
+        )
+    return ProducerFencedError(f"{why}{doubt} ({reason})")
+
+
+# ---- reactions of a transactional producer to broker error codes -----------------------------------------------------
+
+
+class TransactionRequestKind(StrEnum):
+    """Kind of request of a transactional producer."""
+
+    FIND = "FindCoordinator"
+    INIT = "InitProducerId"
+    ADD_PARTITIONS = "AddPartitionsToTxn"
+    PRODUCE = "Produce"
+    ADD_OFFSETS = "AddOffsetsToTxn"
+    COMMIT_OFFSETS = "TxnOffsetCommit"
+    END = "EndTxn"
+
+
+class TransactionReaction(StrEnum):
+    """Reaction to an error code; "stop" ends the producer for good."""
+
+    RETRY_SOON = "send the request again in a moment"
+    RETRY = "send the request again after a backoff"
+    LOOK_UP = "look up the coordinator, then send the request again"
+    RESEND_OFFSETS = "send the offsets again with the newer generation if their partitions are still owned, else abort"
+    ABORT = "abort the transaction"
+    ABORT_AND_RENEW = "abort the transaction, and use a new producer epoch"
+    END_IF_UNKNOWN = "end the abort if the coordinator never acknowledged the transaction, else stop"
+    FENCED = "stop, because a newer producer has the same transactional id"
+    FAIL = "stop, and report the error"
+
+
+_GENERAL: Mapping[int, TransactionReaction] = {
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: TransactionReaction.RETRY,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: TransactionReaction.LOOK_UP,
+    ErrorCode.NOT_COORDINATOR: TransactionReaction.LOOK_UP,
+    ErrorCode.REQUEST_TIMED_OUT: TransactionReaction.LOOK_UP,
+    # The broker has not written the end of the previous transaction to all partitions yet.
+    ErrorCode.CONCURRENT_TRANSACTIONS: TransactionReaction.RETRY_SOON,
+    ErrorCode.INVALID_PRODUCER_EPOCH: TransactionReaction.FENCED,
+    ErrorCode.PRODUCER_FENCED: TransactionReaction.FENCED,
+    ErrorCode.INVALID_TXN_STATE: TransactionReaction.FAIL,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: TransactionReaction.FAIL,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: TransactionReaction.FAIL,
+    ErrorCode.UNSUPPORTED_VERSION: TransactionReaction.FAIL,
+    ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT: TransactionReaction.FAIL,
+    ErrorCode.TRANSACTION_ABORTABLE: TransactionReaction.ABORT,
+    # Brokers forget a producer that has not written for days. A new epoch makes it known again (KIP-360).
+    ErrorCode.UNKNOWN_PRODUCER_ID: TransactionReaction.ABORT_AND_RENEW,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING: TransactionReaction.ABORT_AND_RENEW,
+}
+
+_BY_REQUEST: Mapping[TransactionRequestKind, Mapping[int, TransactionReaction]] = {
+    TransactionRequestKind.FIND: {ErrorCode.GROUP_AUTHORIZATION_FAILED: TransactionReaction.ABORT},
+    # No transaction is open, so ABORT is not possible.
+    TransactionRequestKind.INIT: {
+        ErrorCode.TRANSACTION_ABORTABLE: TransactionReaction.FAIL,
+        ErrorCode.UNKNOWN_PRODUCER_ID: TransactionReaction.FAIL,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING: TransactionReaction.FAIL,
+    },
+    # The broker returns this code for the valid partitions if it refuses another partition of the request.
+    TransactionRequestKind.ADD_PARTITIONS: {ErrorCode.OPERATION_NOT_ATTEMPTED: TransactionReaction.RETRY},
+    # Reactions if, according to `produce_reactions`, the batch cannot be sent again unchanged.
+    TransactionRequestKind.PRODUCE: {
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: TransactionReaction.ABORT_AND_RENEW,
+        # The leader has checked with the coordinator (KIP-890): the partition is not part of an open transaction.
+        ErrorCode.INVALID_TXN_STATE: TransactionReaction.ABORT_AND_RENEW,
+    },
+    TransactionRequestKind.ADD_OFFSETS: {ErrorCode.GROUP_AUTHORIZATION_FAILED: TransactionReaction.ABORT},
+    TransactionRequestKind.END: {ErrorCode.INVALID_TXN_STATE: TransactionReaction.END_IF_UNKNOWN},
+    # The partitions are assigned to another member now, or the broker cannot store these offsets (KIP-447).
+    TransactionRequestKind.COMMIT_OFFSETS: {
+        # The member may have kept its partitions in a cooperative rebalance, or in a new member epoch (KIP-848).
+        ErrorCode.ILLEGAL_GENERATION: TransactionReaction.RESEND_OFFSETS,
+        ErrorCode.STALE_MEMBER_EPOCH: TransactionReaction.RESEND_OFFSETS,
+        ErrorCode.UNKNOWN_MEMBER_ID: TransactionReaction.ABORT,
+        ErrorCode.REBALANCE_IN_PROGRESS: TransactionReaction.ABORT,
+        ErrorCode.FENCED_INSTANCE_ID: TransactionReaction.ABORT,
+        ErrorCode.FENCED_MEMBER_EPOCH: TransactionReaction.ABORT,
+        ErrorCode.GROUP_ID_NOT_FOUND: TransactionReaction.ABORT,
+        ErrorCode.OFFSET_METADATA_TOO_LARGE: TransactionReaction.ABORT,
+        ErrorCode.INVALID_COMMIT_OFFSET_SIZE: TransactionReaction.ABORT,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED: TransactionReaction.ABORT,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED: TransactionReaction.ABORT,
+    },
+}
+
+REACTIONS = ReactionTable(
+    _GENERAL,
+    TransactionReaction.RETRY,
+    TransactionReaction.FAIL,
+    _BY_REQUEST,
+    {
+        TransactionRequestKind.ADD_PARTITIONS: TransactionReaction.ABORT,
+        TransactionRequestKind.PRODUCE: TransactionReaction.ABORT,
+    },
+)
+
+_TOO_LARGE = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
+
+_REBALANCED = frozenset(
+    {
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.REBALANCE_IN_PROGRESS,
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        ErrorCode.STALE_MEMBER_EPOCH,
+        ErrorCode.GROUP_ID_NOT_FOUND,
+    }
+)
+"""Error codes that a broker returns if the group has rebalanced without this member."""
+
+
+def event_of(  # noqa: C901, PLR0911 - one case for each reaction
+    code: int, request: TransactionRequestKind, detail: str = ""
+) -> TransactionEvent | None:
+    """Return the event that an error code leads to; None if there is no error.
+
+    Args:
+        code: error code.
+        request: kind of the request.
+        detail: partition or group that the code is about, for messages.
+    """
+    if code == ErrorCode.NONE:
+        return None
+    message = f"{detail}: {request}: {name_of(code)}" if detail else f"{request}: {name_of(code)}"
+    match REACTIONS.reaction_to(code, request):
+        case TransactionReaction.RETRY_SOON:
+            return TryAgain(message, is_soon=True)
+        case TransactionReaction.RETRY:
+            return TryAgain(message)
+        case TransactionReaction.LOOK_UP:
+            return CoordinatorMoved(message)
+        case TransactionReaction.RESEND_OFFSETS:
+            return GenerationRefused(error_of(code, request, detail))
+        case TransactionReaction.ABORT:
+            return MustAbort(error_of(code, request, detail))
+        case TransactionReaction.ABORT_AND_RENEW:
+            return MustAbort(error_of(code, request, detail), needs_new_epoch=True)
+        case TransactionReaction.END_IF_UNKNOWN:
+            return NoOpenTransaction(error_of(code, request, detail))
+        case TransactionReaction.FENCED:
+            return ProducerFenced(message)
+        case TransactionReaction.FAIL:
+            return TransactionFailed(error_of(code, request, detail))
+
+
+def error_of(code: int, request: TransactionRequestKind, detail: str = "") -> TailraceError:
+    """Return the error to raise for an error code; see ``event_of`` for the arguments."""
+    if request is TransactionRequestKind.COMMIT_OFFSETS and code in _REBALANCED:
+        return CommitFailedError(
+            f"the transaction was aborted: the group has rebalanced without this member ({name_of(code)}, code {code})"
+            " - its records are handled again by their new owners; if handling takes long, raise"
+            " session_timeout_ms or max_poll_interval_ms"
+        )
+    if request is TransactionRequestKind.COMMIT_OFFSETS and code == ErrorCode.FENCED_INSTANCE_ID:
+        return FencedMemberError(
+            "the transaction was aborted: another member has joined with the same group_instance_id and fenced this one"
+            f" ({name_of(code)}, code {code}) - give each process a group_instance_id of its own"
+        )
+    is_final = REACTIONS.reaction_to(code, request) in {TransactionReaction.FAIL, TransactionReaction.END_IF_UNKNOWN}
+    outcome = "this producer cannot continue" if is_final else "the transaction was aborted"
+    permission = "READ" if request is TransactionRequestKind.COMMIT_OFFSETS else "WRITE"
+    refusal = broker_error(code, f"{detail or 'the transaction'}: {request} was refused", permission=permission)
+    is_too_large = request is TransactionRequestKind.PRODUCE and code in _TOO_LARGE
+    error_class = PublishTooLargeError if is_too_large else PublishError
+    return error_class(f"{refusal} - {outcome}")
+
+
+_BY_SEVERITY: tuple[type[TransactionEvent], ...] = (
+    TryAgain,
+    CoordinatorMoved,
+    Unanswered,
+    GenerationRefused,
+    MustAbort,
+    ProducerFenced,
+    TransactionFailed,
+)
+
+
+def worst_of(failures: Iterable[TransactionEvent]) -> TransactionEvent | None:
+    """Return the most severe of ``failures``, the events of partitions in one response; None if there are none."""
+    return max(failures, key=lambda event: _BY_SEVERITY.index(type(event)), default=None)
