@@ -5,12 +5,27 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from collections import defaultdict
 from pathlib import Path
 
 MOST_LINES = 1000
 
 # Tables of names and fields.
 TABLES = {"tailrace/observe/events.py"}
+
+FEW_LINES = 80
+
+# Small modules with one user, each with the reason for being a file.
+SMALL = {
+    "tailrace/admin/connect.py": "has to be imported before the package re-exports it",
+    "tailrace/app/processes/reload.py": "needs an optional package, which only --reload imports",
+    "tailrace/cli/tools/exporter.py": "imported only when the command runs, so that --help is fast",
+    "tailrace/integrations/endpoints.py": "needs an optional package, which only --http-port imports",
+    "tailrace/integrations/messaging_conventions.py": "names that the public module beside it must not export",
+    "tailrace/spark/sinks.py": "public module",
+    "tailrace/testing/cluster.py": "public module",
+    "tailrace/testing/connection_pair.py": "sockets of the fault proxy, which has another story",
+}
 
 # Documented by asyncio, which calls them.
 CALLBACKS = {
@@ -122,6 +137,23 @@ def test_a_file_tells_one_story(modules):
     long = {m.where: lines for m in modules if (lines := m.text.count("\n")) > MOST_LINES}
 
     assert long.keys() <= TABLES, long
+
+
+def test_a_small_module_has_several_users(modules):
+    """A module of less than 80 lines with one user is part of this user, or on a list with a reason."""
+    by_name = {module.name: module for module in modules}
+    users = defaultdict(set)
+    for module in modules:
+        for one in module.imports():
+            users[one.path if one.path in by_name else one.module].add(module.name)
+    small = {
+        by_name[name].where
+        for name, names in users.items()
+        if name in by_name and len(names) == 1 and by_name[name].text.count("\n") < FEW_LINES
+        if not by_name[name].is_package
+    }
+
+    assert small == SMALL.keys()
 
 
 def test_the_module_map_names_modules_that_exist(modules):

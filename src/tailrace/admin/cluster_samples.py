@@ -1,5 +1,7 @@
 """Samples of a cluster's topics and consumer groups, with the metric names and labels of kafka_exporter.
 
+Pure: no clock, IO or logging.
+
 https://github.com/danielqsj/kafka_exporter
 """
 

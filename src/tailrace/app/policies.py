@@ -1,4 +1,4 @@
-"""Retry policy of a handler, and the decision about a record whose handler failed.
+"""Policies of a handler: order, batches, retries, and what follows a failure. Pure: no clock, IO or logging.
 
 ``after_failure`` decides by the first row that applies; an empty cell means that the column does not matter:
 

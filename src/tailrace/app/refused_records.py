@@ -1,4 +1,4 @@
-"""Records whose results or dead letters were too large for their topic.
+"""Records whose results or dead letters were too large for their topic. Pure: no clock, IO or logging.
 
 A broker refuses a batch without naming the record. Refused transactions are therefore repeated in halves, until a
 refused transaction contains a single record. When that record is delivered again, it fails instead of publishing its

@@ -1,4 +1,4 @@
-"""Exponential backoff with jitter (KIP-580)."""
+"""Exponential backoff with jitter (KIP-580). Pure: no clock, IO or logging."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cluster metadata: brokers, topics, and partition leaders.
+"""Cluster metadata: brokers, topics, and partition leaders. Pure: no clock, IO or logging.
 
 ``ClusterMetadata`` is immutable; each Metadata response leads to a new object. A response from a broker with outdated
 metadata never sets a partition back to an older leader epoch (KIP-320).

@@ -1,4 +1,7 @@
-"""Table of reactions to broker error codes, used for group members, producers and fetches."""
+"""Table of reactions to broker error codes, used for group members, producers and fetches.
+
+Pure: no clock, IO or logging.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reactions of a group member to broker error codes.
+"""Reactions of a group member to broker error codes. Pure: no clock, IO or logging.
 
 After ``ILLEGAL_GENERATION`` a member joins again with the same member id. After ``UNKNOWN_MEMBER_ID`` it joins without
 a member id; under KIP-848, where members generate their ids, it keeps its id.

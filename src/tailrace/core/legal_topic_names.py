@@ -1,4 +1,4 @@
-"""Kafka's rule for topic names (``org.apache.kafka.common.internals.Topic``)."""
+"""Kafka's rule for topic names (``org.apache.kafka.common.internals.Topic``). Pure: no clock, IO or logging."""
 
 from __future__ import annotations
 

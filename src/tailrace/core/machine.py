@@ -1,4 +1,4 @@
-"""State machines without a clock and without I/O.
+"""State machines without a clock and without I/O. Pure: no clock, IO or logging.
 
 Events and the time are arguments. A transition table names the step for each state and event; a step returns the next
 state and may append effects, which are values. The coroutine that drives the machine performs the effects and reports

@@ -1,4 +1,4 @@
-"""Meters of events, for the recent past and in total, and histograms of durations.
+"""Meters of events, for the recent past and in total, and histograms of durations. Pure: no clock, IO or logging.
 
 As in Kafka's own clients, a meter does not store events, but their sums over time windows. Here a window lasts ten
 seconds, and an event is recent if its window began less than thirty seconds ago.

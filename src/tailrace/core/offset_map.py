@@ -1,4 +1,4 @@
-"""Commit metadata: the text that Kafka stores with a committed offset.
+"""Commit metadata: the text that Kafka stores with a committed offset. Pure: no clock, IO or logging.
 
 The metadata contains the writer, which is the name of the consumer that commits; the offset map, which lists the
 records finished after the committed offset; and the user's own text. Without a writer and an offset map, the user's

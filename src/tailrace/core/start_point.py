@@ -1,4 +1,4 @@
-"""Start points: places in a log that only the partition leader can resolve to an offset.
+"""Start points: places in a log that only the partition leader can resolve to an offset. Pure: no clock, IO or logging.
 
 Examples are the first record, ten records before the end, and a time. A start point determines which timestamps to
 request from the leader with ListOffsets, one after the other, and resolves the answers to an offset within the log.

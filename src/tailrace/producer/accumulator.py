@@ -1,5 +1,7 @@
 """Undelivered records of a producer: batches by partition, the requests to send next, and reactions to answers.
 
+Pure: no clock, IO or logging.
+
 Each record has exactly one outcome: the broker has stored it, or it has failed. Within a partition, records are stored
 in the order in which they were appended.
 """

@@ -1,5 +1,7 @@
 """Batches of one partition that have no outcome yet, with the partition's producer epoch and sequence numbers.
 
+Pure: no clock, IO or logging.
+
 Each partition has its own producer epoch, since brokers check epoch and sequence by partition. A batch that fails or is
 split leaves a gap in the sequence numbers, and brokers refuse the batches after a gap. So the partition gets a new
 epoch, and its remaining batches are numbered from zero (KIP-360). Before this, each batch that the broker may have

@@ -1,4 +1,4 @@
-"""Choice of the partition of a record for which the user names no partition.
+"""Choice of the partition of a record for which the user names no partition. Pure: no clock, IO or logging.
 
 A key determines the partition with murmur2, as in the Java client, so that both clients write the records of a key to
 the same partition. Records without a key go to one partition until a batch of that partition is sent

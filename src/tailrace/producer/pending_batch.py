@@ -1,4 +1,4 @@
-"""Batch of records that are not delivered yet, and the outcomes of batches."""
+"""Batch of records that are not delivered yet, and the outcomes of batches. Pure: no clock, IO or logging."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Events and effects of the state machine of a transactional producer, as plain values."""
+"""Events and effects of the state machine of a transactional producer, as plain values.
+
+Pure: no clock, IO or logging.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings about brokers: reachability, versions, features, controllers and clocks."""
+"""Findings about brokers: reachability, versions, features, controllers and clocks. Pure: no clock, IO or logging."""
 
 from __future__ import annotations
 

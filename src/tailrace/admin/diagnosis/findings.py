@@ -1,4 +1,4 @@
-"""Findings: results of checks, each with its severity and the next step."""
+"""Findings: results of checks, each with its severity and the next step. Pure: no clock, IO or logging."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Findings about a group: members, assignment, lag, stalled members, and records deleted before they are read.
 
+Pure: no clock, IO or logging.
+
 A look is one reading of the group's state. Progress is judged from two looks: a member that owns partitions with a lag,
 and has committed nothing between the looks, is stalled, or slower than the interval between them. A commit counts even
 if only its metadata has changed, because the metadata of tailrace lists records finished after the committed offset.

@@ -1,4 +1,4 @@
-"""Topics and groups to check, and the use that an app makes of them."""
+"""Topics and groups to check, and the use that an app makes of them. Pure: no clock, IO or logging."""
 
 from __future__ import annotations
 

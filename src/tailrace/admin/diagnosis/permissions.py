@@ -1,4 +1,7 @@
-"""Operations that a principal is authorized for (KIP-430), and findings about missing ones."""
+"""Operations that a principal is authorized for (KIP-430), and findings about missing ones.
+
+Pure: no clock, IO or logging.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings about topics: replicas, settings, permissions, and the topics of an app."""
+"""Findings about topics: replicas, settings, permissions, and the topics of an app. Pure: no clock, IO or logging."""
 
 from __future__ import annotations
 

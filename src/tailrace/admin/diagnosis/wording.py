@@ -1,4 +1,4 @@
-"""Wording of findings: durations, numbers, lists of names, and commands to copy."""
+"""Wording of findings: durations, numbers, lists of names, and commands to copy. Pure: no clock, IO or logging."""
 
 from __future__ import annotations
 

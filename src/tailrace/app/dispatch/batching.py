@@ -1,4 +1,4 @@
-"""Assembly and order of the batches of batch handlers.
+"""Assembly and order of the batches of batch handlers. Pure: no clock, IO or logging.
 
 A batch is due when it is full (``max_records`` or ``max_bytes``), when its first record has waited for ``max_wait_ms``,
 or when no more records can be added or are expected. ``order_by`` decides which records a batch may contain, and when

@@ -55,8 +55,6 @@ from tailrace.records import Record, TopicPartition
 
 __all__ = ["Connect", "GroupRuntime", "HandlerEvents", "HandlerRuntime", "handler_runtime"]
 
-# ---- construction of a handler's runtime: its call, its executor and its failure policy ------------------------------
-
 # ---- counts of one handler's failures, taken from its events ---------------------------------------------------------
 
 

@@ -1,5 +1,7 @@
 """Order of the records of one handler: the records of a lane are handled one after the other.
 
+Pure: no clock, IO or logging.
+
 A lane is a partition (``order_by="partition"``), a key within a partition (``"key"``), or a single record (``"none"``).
 Records of different partitions are never in the same lane. With ``"key"``, records without a key share one lane of
 their partition; an empty key is a key like any other.

@@ -1,4 +1,4 @@
-"""Merged stream of the records that several processes read.
+"""Merged stream of the records that several processes read. Pure: no clock, IO or logging.
 
 A process reads each of its partitions under a *lease* (``PartitionLease``), which ends when the partition is revoked or
 read from another position. The process sends *slices*: consecutive records of one partition. Slices are delivered in

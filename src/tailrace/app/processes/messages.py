@@ -1,4 +1,4 @@
-"""Messages between the processes of one program, and their encoding.
+"""Messages between the processes of one program, and their encoding. Pure: no clock, IO or logging.
 
 An encoded message begins with a header, which contains the length of the body; the body contains the fields in
 MessagePack. Records are encoded by column, one list for each field, which takes both processes less time than a list of

@@ -1,5 +1,7 @@
 """Plan of worker processes: their number, their partitions, and the pauses before restarts.
 
+Pure: no clock, IO or logging.
+
 A *death* is an end of a worker process that was not requested. A death soon after the start suggests that the next
 start will fail, too, so the pauses before restarts grow. A worker that dies after ``STABLE_AFTER_S`` has the shortest
 pause again.

@@ -1,4 +1,4 @@
-"""Records of retry topics that were fetched and are not due yet.
+"""Records of retry topics that were fetched and are not due yet. Pure: no clock, IO or logging.
 
 The writer of a record puts the due time into a header, and the reader compares it with the clock of its own host. A
 record never waits longer than the delay of its topic, so a wrong clock cannot delay the record forever. The records of

@@ -1,5 +1,7 @@
 """Windows: when a transaction opens, closes or is aborted, and which records wait for a transaction of their own.
 
+Pure: no clock, IO or logging.
+
 A window is the time of one transaction, and the records that are delivered in it. It opens with the first record. At
 the end of its interval, it is committed if all its records are finished; while a batch waits for more records, the
 window may stay open for longer. If a record is not finished, the window is cut later: no further records start, the

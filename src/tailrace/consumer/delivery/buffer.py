@@ -1,5 +1,7 @@
 """Bounded buffer between fetching and delivery: one FIFO queue per partition; partitions are read in turn.
 
+Pure: no clock, IO or logging.
+
 The buffer holds chunks of any type, each with a size in bytes. The size of all chunks is limited, and each partition
 has an equal share of the limit, so that a paused or slow partition uses only its own share. Before a fetch is sent,
 space for its answer is reserved. The limit may be exceeded by one batch per broker, because a broker sends a first

@@ -1,5 +1,7 @@
 """Fetch plans: the partitions to fetch from each broker, sizes, and reactions to error codes.
 
+Pure: no clock, IO or logging.
+
 A partition is fetched if its position is known, it is neither paused nor about to be revoked, its backoff is over, and
 its share of the buffer has room.
 """

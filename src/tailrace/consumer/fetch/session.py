@@ -1,5 +1,7 @@
 """Incremental fetch sessions (KIP-227): the broker remembers the partitions, so a request lists only changes.
 
+Pure: no clock, IO or logging.
+
 There is one session per connection. A request is full (session epoch 0, all partitions) or incremental. Any error ends
 the session, and the next request is full again.
 """

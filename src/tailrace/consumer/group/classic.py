@@ -1,5 +1,7 @@
 """Member of one group in the classic protocol (JoinGroup, SyncGroup), with its transition table.
 
+Pure: no clock, IO or logging.
+
 Heartbeats are sent while the member is in a generation. A member that owns partitions stays in its generation during a
 join, and keeps sending heartbeats. A member without partitions needs none while the coordinator holds its join.
 

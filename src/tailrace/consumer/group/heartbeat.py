@@ -1,4 +1,4 @@
-"""Times of a member's heartbeats and of its session.
+"""Times of a member's heartbeats and of its session. Pure: no clock, IO or logging.
 
 Each acknowledged heartbeat begins a new session, at the time at which the heartbeat was *sent*. The broker receives the
 heartbeat later, so the member considers its session expired no later than the broker does.

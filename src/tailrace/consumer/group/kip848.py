@@ -1,4 +1,4 @@
-"""Member of one group under KIP-848, with its transition table.
+"""Member of one group under KIP-848, with its transition table. Pure: no clock, IO or logging.
 
 The broker computes the target assignment, and the member reconciles its partitions with it: the member releases and
 takes over partitions until it owns exactly the partitions of the target. The protocol consists of heartbeats: a

@@ -1,5 +1,7 @@
 """Effects of a group membership: requests to send, partitions to take over or release, errors to report.
 
+Pure: no clock, IO or logging.
+
 Each effect is a plain value with all the data that is needed to perform the effect.
 """
 

@@ -1,4 +1,7 @@
-"""Records that a polling user has in flight: the record or batch of the last poll, which the next poll finishes."""
+"""Records that a polling user has in flight: the record or batch of the last poll, which the next poll finishes.
+
+Pure: no clock, IO or logging.
+"""
 
 from __future__ import annotations
 

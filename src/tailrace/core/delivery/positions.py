@@ -1,5 +1,7 @@
 """State of the assigned partitions: progress of the current epoch, committed offset, and state of fetching.
 
+Pure: no clock, IO or logging.
+
 Each assignment, seek and reset begins an epoch (an assignment epoch, not a leader epoch). Records that were fetched or
 delivered in an older epoch are ignored. All epochs of an assignment share the committed offset.
 """

@@ -1,4 +1,4 @@
-"""Delivery progress of partitions: fetched, delivered and finished offsets.
+"""Delivery progress of partitions: fetched, delivered and finished offsets. Pure: no clock, IO or logging.
 
 Each of these offsets is that of the *next* record: ``delivered``, for example, is the next offset to deliver. In one
 epoch, committed ≤ finished ≤ delivered ≤ fetched, unless the user commits an offset of their choice. Each assignment,

@@ -1,4 +1,4 @@
-"""State machine of a transactional producer.
+"""State machine of a transactional producer. Pure: no clock, IO or logging.
 
 The record sender sends the records; this machine sends all other requests, one at a time. The next request follows from
 the state (``_next_effect``), so a request whose outcome is unknown is sent again unchanged. Once a commit was sent, it

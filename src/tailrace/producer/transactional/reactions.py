@@ -1,4 +1,4 @@
-"""Reactions of a transactional producer to broker error codes.
+"""Reactions of a transactional producer to broker error codes. Pure: no clock, IO or logging.
 
 A code that has no entry here and is not retriable aborts the transaction if it answers AddPartitionsToTxn or Produce,
 since the next transaction may have other partitions. In answers to other requests, such a code stops the producer.

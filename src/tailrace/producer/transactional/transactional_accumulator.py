@@ -1,4 +1,4 @@
-"""Undelivered records of a transaction."""
+"""Undelivered records of a transaction. Pure: no clock, IO or logging."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rack awareness of the assignors (KIP-881).
+"""Rack awareness of the assignors (KIP-881). Pure: no clock, IO or logging.
 
 A partition is *near* to a member if one of the partition's replicas is in the member's rack, otherwise it is *far* from
 the member. Every partition is near to a member without a rack. A partition whose replicas have unknown racks is far

@@ -1,4 +1,4 @@
-"""Range and round-robin assignors.
+"""Range and round-robin assignors. Pure: no clock, IO or logging.
 
 An assignor takes the members and the partition count of each topic, and optionally the racks of each partition's
 replicas, and returns the partitions of each member. The results equal those of Java's ``RangeAssignor`` and

@@ -1,5 +1,7 @@
 """Sticky assignors (``sticky`` and ``cooperative-sticky``): even loads with as few moves as possible.
 
+Pure: no clock, IO or logging.
+
 1. Even loads come first. After the assignment, no member has at least two partitions more than another member that
    could receive one of them, directly or through other members.
 2. Partitions stay with their owner, unless even loads require a move. Partitions without an owner are assigned first,

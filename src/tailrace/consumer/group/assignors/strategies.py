@@ -1,4 +1,4 @@
-"""Assignment strategies by name: Kafka's own strategies and functions of the user.
+"""Assignment strategies by name: Kafka's own strategies and functions of the user. Pure: no clock, IO or logging.
 
 The result of a strategy is checked before it is sent to the group. A wrong result raises an error that names the
 strategy; unchecked, it could leave a partition with two owners or with none.
