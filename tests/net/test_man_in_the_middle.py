@@ -101,7 +101,7 @@ async def test_extreme_iteration_counts_are_refused(iterations):
 
 
 async def test_data_after_plain_is_refused():
-    """A PLAIN server that sends data after the login is refused."""
+    """A PLAIN server that sends data after the login is refused, and no frame of the error shows the password."""
     error = await refusal([b"and now your credit card"], mechanism="PLAIN")
 
     assert type(error) is AuthenticationError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -81,3 +82,42 @@ async def test_a_token_provider_may_be_an_object(secured):
         await cluster.bootstrap()
 
     assert provider.asked
+
+
+class BadExtensions:
+    """Provider object with a token and a method ``extensions`` that fails or returns invalid values."""
+
+    def __init__(self, returned) -> None:
+        self._returned = returned
+
+    async def __call__(self) -> str:
+        return f"header.{WRONG}.signature"
+
+    def extensions(self):
+        if isinstance(self._returned, Exception):
+            raise self._returned
+        return self._returned
+
+
+async def not_encodable() -> str:
+    return f"header.{WRONG}.\udc80"
+
+
+@pytest.mark.parametrize(
+    ("provider", "kind", "message"),
+    [
+        (BadExtensions(LookupError("no tenant")), BrokerConnectionError, "extensions() of .* raised LookupError - see"),
+        (BadExtensions(["tenant"]), ConfigurationError, "extensions() of .* must return a dict of str, not list"),
+        (BadExtensions({"tenant": 1}), ConfigurationError, "extensions() of .* must return a dict of str"),
+        (not_encodable, ConfigurationError, "the token or the extensions of .* contain surrogates"),
+    ],
+    ids=["extensions fail", "a list", "a number", "surrogates in the token"],
+)
+@by(OAUTH)
+async def test_no_frame_shows_a_token_that_cannot_be_sent(secured, provider, kind, message):
+    """A token that cannot be sent is in no local variable of the error's frames, and the error names the reason."""
+    error = await refusal(secured, sasl_oauth_token_provider=provider)
+
+    assert type(error) is kind
+    assert re.search(message.replace("()", r"\(\)"), str(error))
+    assert not [one for one in shown_by(error) if holds_a_secret(one)]

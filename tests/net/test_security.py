@@ -7,6 +7,7 @@ import logging
 import pytest
 import trustme
 
+from tailrace import App, Consumer, GroupMember, SharedCluster, admin
 from tailrace.errors import AuthenticationError, BrokerConnectionError, ConfigurationError
 from tailrace.net.dialer import Dialer
 from tailrace.observe.events import ConnectionOpened
@@ -243,6 +244,87 @@ async def test_a_certificate_of_another_host_is_refused(tmp_path):
         )
         with pytest.raises(BrokerConnectionError, match="no connection within"):
             await Dialer(unchecked).dial("127.0.0.1", peer.port)
+
+
+# ---- local variables of tracebacks ---------------------------------------------------------------------------------
+
+
+async def start_consumer(options) -> None:
+    async with Consumer("any", **options):
+        pass
+
+
+async def run_app(options) -> None:
+    app = App(group_id="any", **options)
+    app.handler("any")(accept)
+    await app.run()
+
+
+async def accept(value: bytes) -> None:
+    pass
+
+
+async def start_member(options) -> None:
+    await GroupMember(IdleRole(), **options).start()
+
+
+class IdleRole:
+    """Role of a member without work."""
+
+    protocol_type = "any"
+
+    def protocols(self):
+        return [("any", b"")]
+
+    def assign(self, _leader_id, _protocol, members):
+        return dict.fromkeys(members, b"")
+
+    def on_joined(self, _generation) -> None:
+        pass
+
+
+async def start_shared(options) -> None:
+    async with SharedCluster(**options):
+        pass
+
+
+async def administer(options) -> None:
+    async with admin.reached(**options):
+        pass
+
+
+@pytest.mark.parametrize("start", [start_consumer, run_app, start_member, start_shared, administer])
+@pytest.mark.parametrize(
+    ("secured", "wrong"),
+    [
+        (PLAIN, {"sasl_plain_password": WRONG}),
+        (SCRAM_256, {"sasl_plain_password": WRONG}),
+        (OAUTH, {"sasl_oauth_token_provider": no_token}),
+    ],
+    indirect=["secured"],
+    ids=["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER"],
+)
+async def test_no_frame_of_a_refused_login_shows_a_secret(secured, wrong, start):
+    """Wherever options are passed, a refused login shows no secret in local variables, of other packages neither."""
+    with pytest.raises(AuthenticationError) as caught:
+        await start({**secured.client_options, "start_timeout_ms": 15_000, **wrong})
+
+    assert not [one for one in shown_by(caught.value) if holds_a_secret(one)]
+
+
+@pytest.mark.parametrize("start", [start_consumer, run_app, start_member, start_shared, administer])
+async def test_no_frame_of_an_invalid_tls_file_shows_the_password(start, tmp_path):
+    """A wrong ``ssl_password`` is in no local variable of the error's frames."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    issued = trustme.CA().issue_cert("alice@example.org")
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    key.write_bytes(_encrypted(issued.private_key_pem.bytes()))
+    files = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key), "ssl_password": WRONG}
+
+    with pytest.raises(ConfigurationError, match=r"key\.pem") as caught:
+        await start({"bootstrap_servers": "localhost:1", "security_protocol": "SSL", **files})
+
+    assert not [one for one in shown_by(caught.value) if holds_a_secret(one)]
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

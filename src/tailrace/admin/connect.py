@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from typing_extensions import Unpack
 
-from tailrace.config import ConsumerOptions, resolve
+from tailrace.config import ConsumerOptions, hide_secrets, resolve
 from tailrace.context_managers import asynccontextmanager
 from tailrace.net.cluster import Cluster
 
@@ -23,6 +23,7 @@ async def reached(**options: Unpack[ConsumerOptions]) -> AsyncIterator[Cluster]:
         UnsupportedVersionError: the brokers are too old.
         BrokerConnectionError: no broker answered.
     """
+    options = hide_secrets(options)
     cluster = Cluster(resolve(options))
     try:
         await cluster.bootstrap()

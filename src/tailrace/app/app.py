@@ -43,7 +43,7 @@ from tailrace.app.transactions.exactly_once import (
     transaction_options,
     with_transactions,
 )
-from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, resolve
+from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, hide_secrets, resolve
 from tailrace.consumer.supervisor import Supervisor
 from tailrace.context_managers import asynccontextmanager
 from tailrace.errors import ConfigurationError, ConsumerStateError, HandlerFailedError, PublishError, TailraceError
@@ -166,6 +166,7 @@ class App(Handlers):
     """
 
     def __init__(self, **options: Unpack[AppOptions]) -> None:
+        options = hide_secrets(options)
         super().__init__()
         remaining = cast("dict[str, Any]", options)
         config = AppConfig(**{name: remaining.pop(name) for name in _OWN_OPTIONS if name in remaining})
@@ -208,6 +209,7 @@ class App(Handlers):
             ConfigurationError: An option is unknown, has an invalid value, or contradicts another.
             ConsumerStateError: The app is started.
         """
+        options = hide_secrets(options)
         self._check_not_started()
         consumer_options = cast("dict[str, Any]", options)
         check_names(consumer_options, (*_OWN_OPTIONS, *_TRANSACTION_OPTIONS))

@@ -19,7 +19,7 @@ from tailrace.config.options import (
     SecurityProtocol,
     TokenProvider,
 )
-from tailrace.config.resolution import check_names, parse_option, resolve, with_changes
+from tailrace.config.resolution import check_names, hide_secrets, parse_option, resolve, with_changes
 
 __all__ = [
     "ASSIGNMENT_STRATEGIES",
@@ -31,6 +31,7 @@ __all__ = [
     "SecurityProtocol",
     "TokenProvider",
     "check_names",
+    "hide_secrets",
     "parse_option",
     "refuse_inline_pem",
     "resolve",

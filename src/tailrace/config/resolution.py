@@ -19,7 +19,7 @@ import ssl
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -28,6 +28,7 @@ from tailrace.config.addresses import split_address
 from tailrace.config.checks import check_combinations
 from tailrace.config.options import ERROR_REACTIONS, ConsumerConfig
 from tailrace.errors import ConfigurationError
+from tailrace.values import Hidden, Secret
 
 __all__ = [
     "NAMES_BY_CLIENT",
@@ -35,6 +36,7 @@ __all__ = [
     "PREFIX",
     "check_names",
     "check_variables",
+    "hide_secrets",
     "parse_option",
     "place_of",
     "resolve",
@@ -134,13 +136,13 @@ _reported: set[str] = set()
 """Unknown variables for which a warning was logged."""
 
 
-def check_variables(environ: Mapping[str, str], options: Collection[str]) -> None:
+def check_variables(environ: Hidden, options: Collection[str]) -> None:
     """Check the names of environment variables with the prefix ``TAILRACE_``; log one warning for each unknown name.
 
     Raises:
         ConfigurationError: a variable is probably misspelled; the message has the variable of the most similar option.
     """
-    for variable in environ:
+    for variable in environ.value:
         name = variable.removeprefix(PREFIX)
         plain = name.removesuffix("_FILE").lower()
         if name == variable or plain in options or name in _TOOL_VARIABLES or name.startswith(_TEST_PREFIX):
@@ -183,6 +185,8 @@ _OF_PRODUCERS = frozenset({
 
 _FIELDS = {f.name: f for f in dataclasses.fields(ConsumerConfig)}
 _HINTS = typing.get_type_hints(ConsumerConfig)
+
+OptionsT = TypeVar("OptionsT", bound=Mapping[str, object])
 
 
 def place_of(name: str) -> str:
@@ -238,24 +242,42 @@ def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> 
         raise ConfigurationError(f"there is no option {name!r} - {hint}")
 
 
+def hide_secrets(options: OptionsT) -> OptionsT:
+    """Return a copy of ``options`` in which the ``repr`` of a secret is ``<hidden>``.
+
+    A function that takes options calls this first, because programs that report errors show the local variables of a
+    traceback. Values of unknown options may be secrets, too, such as that of a misspelled name.
+    """
+    return cast("OptionsT", {name: _hidden(name, value) for name, value in options.items()})
+
+
+def _hidden(name: str, value: object) -> object:
+    is_secret = _FIELDS[name].metadata["secret"] if name in _FIELDS else name not in _OF_APPS
+    if is_secret and isinstance(value, str):
+        return Secret(value)
+    # Bytes are an invalid value of all these options.
+    return Hidden(value) if is_secret and isinstance(value, bytes) else value
+
+
 def resolve(options: Mapping[str, object], environ: Mapping[str, str] | None = None) -> ConsumerConfig:
     """Return the values of all options, from the arguments ``options``, environment variables and defaults.
 
     Raises:
         ConfigurationError: an option is unknown, has an invalid value, or contradicts another.
     """
+    options = hide_secrets(options)
     check_names(options)
-    environ = os.environ if environ is None else environ
-    check_variables(environ, _FIELDS)
+    variables, environ = Hidden(os.environ if environ is None else environ), None
+    check_variables(variables, _FIELDS)
     values: dict[str, Any] = {}
     for name in _FIELDS:
         if name in options:
             values[name] = _convert(name, options[name], name)
-        elif (found := _from_environment(name, environ)) is not None:
+        elif (found := _from_environment(name, variables)) is not None:
             variable, text = found
             values[name] = _convert(name, _parse(name, text, variable), variable)
     if (template := values.get("group_instance_id")) is not None:
-        values["group_instance_id"] = _fill_in_template(template, environ)
+        values["group_instance_id"] = _fill_in_template(template, variables)
     config = ConsumerConfig(**values)
     check_combinations(config, values.keys())
     return config
@@ -268,6 +290,7 @@ def with_changes(config: ConsumerConfig, options: Mapping[str, object]) -> Consu
         ConfigurationError: an option is unknown, has an invalid value, contradicts another, or cannot be changed while
             a consumer runs.
     """
+    options = hide_secrets(options)
     check_names(options)
     for name in options:
         if not _FIELDS[name].metadata["live"]:
@@ -282,13 +305,13 @@ def with_changes(config: ConsumerConfig, options: Mapping[str, object]) -> Consu
     return found
 
 
-def _fill_in_template(template: str, environ: Mapping[str, str]) -> str:
+def _fill_in_template(template: str, environ: Hidden) -> str:
     """Return the ``group_instance_id`` for a template that may contain ``{hostname}``, ``{worker}`` and ``{pid}``.
 
     Raises:
         ConfigurationError: the template or the name that results from it is invalid.
     """
-    known = {"hostname": platform.node(), "worker": environ.get("TAILRACE_WORKER", "0"), "pid": str(os.getpid())}
+    known = {"hostname": platform.node(), "worker": environ.value.get("TAILRACE_WORKER", "0"), "pid": str(os.getpid())}
     try:
         name = template.format_map(known)
     except (KeyError, ValueError, IndexError, AttributeError):
@@ -308,29 +331,33 @@ def parse_option(name: str, text: str, where: str) -> object:
     Raises:
         ConfigurationError: the option is unknown, has an invalid value, or takes a Python object.
     """
+    text = cast("str", _hidden(name, text))
     check_names({name: text})
     return _convert(name, _parse(name, text, f"{where} {name}"), f"{where} {name}")
 
 
-def _from_environment(name: str, environ: Mapping[str, str]) -> tuple[str, str] | None:
+def _from_environment(name: str, environ: Hidden) -> tuple[str, str] | None:
     """Return the variable that sets an option, and the text of the value; None if no variable sets the option.
 
     Raises:
         ConfigurationError: the file of a variable with the suffix ``_FILE`` cannot be read.
     """
     variable = PREFIX + name.upper()
-    if variable in environ:
-        return variable, environ[variable]
+    if variable in environ.value:
+        return variable, cast("str", _hidden(name, environ.value[variable]))
     file_variable = f"{variable}_FILE"
-    if path := environ.get(file_variable):
-        try:
-            return file_variable, Path(path).read_text(encoding="utf-8").rstrip("\r\n")
-        except OSError as error:
-            raise ConfigurationError(f"{file_variable}: {error}") from error
-        except UnicodeDecodeError:
-            # The original exception is left out, because it contains the text of the file, which may be a secret.
-            raise ConfigurationError(f"{file_variable}: {path} is not UTF-8 text") from None
-    return None
+    path = environ.value.get(file_variable)
+    if not path:
+        return None
+    try:
+        return file_variable, cast("str", _hidden(name, Path(path).read_text(encoding="utf-8").rstrip("\r\n")))
+    except OSError as error:
+        raise ConfigurationError(f"{file_variable}: {error}") from error
+    except UnicodeDecodeError:
+        pass
+    # Raised here, so that the UnicodeDecodeError is not the context: it contains the text of the file, which may be a
+    # secret.
+    raise ConfigurationError(f"{file_variable}: {path} is not UTF-8 text")
 
 
 def _parse(name: str, text: str, variable: str) -> object:

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from tailrace.batches.columns import ArrowBatch, arrow
 from tailrace.compiled import record_iterator
-from tailrace.config import ConsumerOptions, with_changes
+from tailrace.config import ConsumerOptions, hide_secrets, with_changes
 from tailrace.consumer.arguments import (
     Assignable,
     StartAt,
@@ -405,6 +405,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         cluster: SharedCluster | None = None,
         **options: Unpack[ConsumerOptions[KeyT_co, ValueT_co]],
     ) -> None:
+        options = hide_secrets(options)
         self._lifecycle = ConsumerLifecycle(topics, pattern, cluster, options)
         self._reader: Reader | UnstartedReader = UnstartedReader()
         self._polled: PolledRecords | UnstartedReader = UnstartedReader()
@@ -847,6 +848,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         Raises:
             ConfigurationError: an option is invalid, or cannot change after the start.
         """
+        options = hide_secrets(options)
         config = self._lifecycle.config = with_changes(self._started.config, options)
         self._started.reconfigure(config)
 

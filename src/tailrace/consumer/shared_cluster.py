@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 
 from typing_extensions import Unpack
 
-from tailrace.config import ConsumerOptions, check_names, resolve
+from tailrace.config import ConsumerOptions, check_names, hide_secrets, resolve
 from tailrace.errors import ConsumerStateError
 from tailrace.net.cluster import Cluster
 from tailrace.observe.hooks import Hook, Observer
@@ -34,6 +34,7 @@ class SharedCluster:
     """
 
     def __init__(self, **options: Unpack[ConsumerOptions[Any, Any]]) -> None:
+        options = hide_secrets(options)
         self.options: dict[str, Any] = dict(options)
         check_names(self.options)
         resolve(self.options)

@@ -9,9 +9,10 @@ import asyncio
 import inspect
 import re
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any, Protocol, cast
 
 from tailrace.config import ConsumerConfig, TokenProvider
@@ -19,11 +20,13 @@ from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import AuthenticationError, BrokerConnectionError, ConfigurationError, TailraceError
 from tailrace.protocol.handshake import SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest
 from tailrace.protocol.message import Request
+from tailrace.values import Hidden
 
 __all__ = ["Exchange", "TokenProviderAdapter", "authenticate", "tls_context"]
 
 _MIN_ITERATIONS, _MAX_ITERATIONS = 4_096, 1_000_000
 """Accepted iteration counts of SCRAM."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Exchange(Protocol):
@@ -107,13 +110,16 @@ async def _step(
     except TailraceError:
         raise
     except Exception as error:  # noqa: BLE001 - ValueError, KeyError, AssertionError of aiokafka, GSSError of gssapi
-        if mechanism == "GSSAPI":
-            raise AuthenticationError(f"GSSAPI: {error} - is there a Kerberos ticket? see `klist`") from None
         # Only a server that knows the password can sign its answer. The text of the error is left out, because it may
         # contain the exchanged bytes.
-        raise AuthenticationError(
-            f"{mechanism}: the broker's answer has no valid server signature - is this the broker?"
-        ) from None
+        reason = (
+            f"{error} - is there a Kerberos ticket? see `klist`"
+            if mechanism == "GSSAPI"
+            else "the broker's answer has no valid server signature - is this the broker?"
+        )
+    # Raised here, so that the caught exception is not the context: local variables of aiokafka's frames hold the
+    # password.
+    raise AuthenticationError(f"{mechanism}: {reason}")
 
 
 def _check_iterations(challenge: bytes, mechanism: str) -> None:
@@ -175,7 +181,7 @@ def _authenticator(config: ConsumerConfig, host: str) -> _Authenticator:
 def _check_encodable(config: ConsumerConfig) -> None:
     # Surrogates cannot be encoded. Without this check, the text of the UnicodeEncodeError would contain the password.
     for name in ("sasl_plain_username", "sasl_plain_password"):
-        if re.search("[\ud800-\udfff]", getattr(config, name)):
+        if _SURROGATE.search(getattr(config, name)):
             raise ConfigurationError(
                 f"{name} cannot be encoded as UTF-8, because it contains surrogates - if it is read from bytes, decode"
                 " them as UTF-8"
@@ -185,38 +191,57 @@ def _check_encodable(config: ConsumerConfig) -> None:
 class TokenProviderAdapter:
     """Adapter from the user's token provider to aiokafka's interface.
 
-    Attributes:
-        extensions: method ``extensions() -> dict[str, str]`` of the provider (KIP-342); None if it has no such method.
+    The provider's method ``extensions() -> dict[str, str]``, if it has one (KIP-342), is called for each token. It is
+    not called by aiokafka, whose frames have the token in a local variable.
     """
 
     def __init__(self, provider: TokenProvider) -> None:
         self._provider: Callable[[], object] = provider
-        self.extensions: object = getattr(provider, "extensions", None)
+        self._extensions: Mapping[str, str] = {}
 
     async def token(self) -> str:
         """Call the user's provider and return its token.
 
         Raises:
             BrokerConnectionError: the provider raised an exception other than TailraceError.
-            ConfigurationError: the provider did not return a string.
+            ConfigurationError: the provider did not return a string, or its extensions are no mapping of strings.
         """
+        what = "sasl_oauth_token_provider"
         try:
-            token = await self._call_provider()
+            token = Hidden(await self._call_provider())
+            what = "extensions() of sasl_oauth_token_provider"
+            extensions = self._call_extensions()
         except TailraceError:
             raise
         except Exception as error:
             # The text of the exception may contain credentials that were sent to the identity provider.
             raise BrokerConnectionError(
-                f"OAUTHBEARER: sasl_oauth_token_provider raised {type(error).__name__} - see __cause__ for its text,"
+                f"OAUTHBEARER: {what} raised {type(error).__name__} - see __cause__ for its text,"
                 " which may contain credentials and is therefore not shown here"
             ) from error
-        if isinstance(token, str):
-            return token
-        del token
-        raise ConfigurationError(
-            "sasl_oauth_token_provider did not return a str - make it an `async def` that returns the token"
-        )
+        if not isinstance(token.value, str):
+            raise ConfigurationError(
+                "sasl_oauth_token_provider did not return a str - make it an `async def` that returns the token"
+            )
+        if not isinstance(extensions, Mapping) or not all(isinstance(one, str) for one in chain(*extensions.items())):
+            raise ConfigurationError(f"{what} must return a dict of str, not {type(extensions).__name__}")
+        # The text of a UnicodeEncodeError would contain the token.
+        if any(map(_SURROGATE.search, (token.value, *chain(*extensions.items())))):
+            raise ConfigurationError(
+                "the token or the extensions of sasl_oauth_token_provider contain surrogates, which cannot be encoded"
+                " as UTF-8 - decode them as UTF-8"
+            )
+        self._extensions = extensions
+        return token.value
+
+    def extensions(self) -> Mapping[str, str]:
+        """Return the SASL extensions of the last token."""
+        return self._extensions
 
     async def _call_provider(self) -> object:
         result = self._provider()
         return await result if inspect.isawaitable(result) else None
+
+    def _call_extensions(self) -> object:
+        method = getattr(self._provider, "extensions", None)
+        return method() if callable(method) else {}

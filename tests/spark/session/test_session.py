@@ -11,11 +11,13 @@ import pyspark
 import pytest
 
 from tailrace import ConfigurationError
+from tailrace.config import resolve
 from tailrace.spark import spark_session
 from tailrace.spark.session.connector import candidates, connector_jars, package_for
-from tailrace.spark.session.kafka_options import way_to_connector
+from tailrace.spark.session.kafka_options import source_options, way_to_connector
 from tailrace.spark.session.spark_session import java_home
 from tests.support.commands import environment
+from tests.support.net.secrets_shown import shown_by
 
 
 @pytest.mark.xdist_group("spark")
@@ -163,3 +165,30 @@ def test_a_missing_package_is_named_with_its_extra(missing, monkeypatch):
         ConfigurationError, match=rf"^{missing} is not installed - pip install '\.\[spark\]' in a clone"
     ):
         spark_session()
+
+
+def test_spark_options_show_no_secret(tmp_path):
+    """Passwords and private keys among Spark's options are in no ``repr``, and in no frame of an error."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_text("certificate")
+    key.write_text("-----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----")
+    given = {
+        "security_protocol": "SASL_SSL",
+        "sasl_plain_username": "alice",
+        "sasl_plain_password": "hunter2",
+        "ssl_password": "hunter2",
+        "ssl_certfile": str(certificate),
+        "ssl_keyfile": str(key),
+    }
+    options = source_options(resolve(given), {})
+
+    assert 'username="alice" password="hunter2";' in options["kafka.sasl.jaas.config"]
+    assert "hunter2" not in repr(options)
+    key.write_text("-----BEGIN RSA PRIVATE KEY-----\nhunter2")
+    with pytest.raises(ConfigurationError, match="not in PKCS #8") as not_pkcs8:
+        source_options(resolve(given), {})
+    key.write_bytes(b"hunter2\xff")
+    with pytest.raises(ConfigurationError, match="cannot be read as PEM") as not_text:
+        source_options(resolve(given), {})
+    for error in (not_pkcs8, not_text):
+        assert not [one for one in shown_by(error.value) if "hunter2" in one]

@@ -14,7 +14,7 @@ from tailrace.app.processes.merged_stream import MergedStream, PartitionLease
 from tailrace.app.processes.reader_pool import ReaderPlan, ReaderPool
 from tailrace.app.processes.worker_plan import check_count
 from tailrace.auto_reset_event import AutoResetEvent
-from tailrace.config import ConsumerOptions, check_names, resolve
+from tailrace.config import ConsumerOptions, check_names, hide_secrets, resolve
 from tailrace.consumer.arguments import checked_subscription
 from tailrace.consumer.delivery.reader import poll_or_stop, poll_within, poll_within_timeout
 from tailrace.consumer.supervisor import Supervisor
@@ -60,6 +60,7 @@ class ProcessPoolConsumer:
         layout: Layout | None = None,
         **options: Unpack[ConsumerOptions],
     ) -> None:
+        options = hide_secrets(options)
         consumer_options = cast("dict[str, Any]", options)
         check_names(consumer_options)
         config = resolve(consumer_options)

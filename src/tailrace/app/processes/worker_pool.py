@@ -20,7 +20,7 @@ from tailrace.app.processes.messages import FromChild
 from tailrace.app.processes.parent import MARGIN_S
 from tailrace.app.processes.supervised_process import ProcessExit, SupervisedProcess
 from tailrace.app.processes.worker_plan import check_count
-from tailrace.config import ConsumerOptions, check_names, resolve
+from tailrace.config import ConsumerOptions, check_names, hide_secrets, resolve
 from tailrace.consumer.supervisor import Supervisor
 from tailrace.errors import (
     ConfigurationError,
@@ -92,6 +92,7 @@ class WorkerPool:
         stop_on_fatal_error: bool = True,
         **options: Unpack[ConsumerOptions],
     ) -> None:
+        options = hide_secrets(options)
         split_app_name(app)
         check_count("workers", workers)
         app_options = cast("dict[str, Any]", options)

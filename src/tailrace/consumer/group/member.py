@@ -13,7 +13,7 @@ import anyio
 from typing_extensions import Unpack
 
 from tailrace.awaitables import resolve_call
-from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, resolve
+from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, hide_secrets, resolve
 from tailrace.consumer.group.classic import ClassicMember
 from tailrace.consumer.group.membership import MembershipLoop, member_settings
 from tailrace.consumer.group.reconciler import in_callback, mark_callback
@@ -52,6 +52,7 @@ class GroupMember:
     """
 
     def __init__(self, role: GroupRole, **options: Unpack[ConsumerOptions]) -> None:
+        options = hide_secrets(options)
         self._options = {"group_id": DEFAULT_GROUP, **options}
         check_names(self._options)
         if resolve(self._options).group_protocol != "classic":

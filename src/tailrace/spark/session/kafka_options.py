@@ -15,6 +15,7 @@ from tailrace.config import ConsumerConfig
 from tailrace.errors import ConfigurationError
 from tailrace.spark.error_lines import line_of
 from tailrace.spark.session.connector import is_submitted, package_for
+from tailrace.values import Secret
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -150,7 +151,7 @@ def _tls(config: ConsumerConfig, user_options: Mapping[str, str]) -> dict[str, s
             "kafka.ssl.keystore.key": _pkcs8(key),
         }
         if config.ssl_password is not None:
-            options["kafka.ssl.key.password"] = config.ssl_password
+            options["kafka.ssl.key.password"] = Secret(config.ssl_password)
     if not config.ssl_check_hostname:
         options["kafka.ssl.endpoint.identification.algorithm"] = ""
     return options
@@ -169,27 +170,29 @@ def _sasl(config: ConsumerConfig, user_options: Mapping[str, str]) -> dict[str, 
             )
         return options
     user, password = _quoted(config.sasl_plain_username or ""), _quoted(config.sasl_plain_password or "")
-    options["kafka.sasl.jaas.config"] = f"{login_module} required username={user} password={password};"
+    options["kafka.sasl.jaas.config"] = Secret(f"{login_module} required username={user} password={password};")
     return options
 
 
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+def _quoted(text: str) -> Secret:
+    return Secret('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"')
 
 
-def _read(name: str, path: str) -> str:
+def _read(name: str, path: str) -> Secret:
     try:
-        return Path(path).read_text(encoding="ascii")
+        return Secret(Path(path).read_text(encoding="ascii"))
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{name}={path!r} cannot be read as PEM: {error}") from error
+        reason = str(error)
+    # Raised here, so that a UnicodeDecodeError is not the context: it contains the text of the file.
+    raise ConfigurationError(f"{name}={path!r} cannot be read as PEM: {reason}")
 
 
-def _pkcs8(key: str) -> str:
+def _pkcs8(key: Secret) -> Secret:
     """Return the part of a PEM file that is a private key in PKCS #8."""
     for kind in ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY"):
         begin, end = f"-----BEGIN {kind}-----", f"-----END {kind}-----"
         if begin in key and end in key:
-            return key[key.index(begin) : key.index(end) + len(end)]
+            return Secret(key[key.index(begin) : key.index(end) + len(end)])
     raise ConfigurationError(
         "the private key is not in PKCS #8, the only form that Java reads"
         " - convert it: openssl pkcs8 -topk8 -in old.key -out new.key"

@@ -23,8 +23,9 @@ from tailrace.errors import ConfigurationError, PublishError, SchemaRegistryErro
 from tailrace.extras import install_hint
 from tailrace.observe.events import CredentialsUnencrypted
 from tailrace.observe.hooks import Observer
+from tailrace.values import Hidden
 
-__all__ = ["Auth", "Credentials", "Hidden", "RegistryClient", "Tls", "not_installed"]
+__all__ = ["Auth", "Credentials", "RegistryClient", "Tls", "not_installed"]
 
 Credentials: TypeAlias = tuple[str, str] | str
 """User and password, or a bearer token."""
@@ -45,21 +46,6 @@ _MAX_ANSWER_BYTES = 16 << 20
 """Maximum size of an answer of a registry; schemas are limited to a smaller size, in characters."""
 _MAX_MESSAGE_CHARS = 200
 _MAX_REFERENCES = 1000
-
-
-class Hidden:
-    """Credentials or a URL that contains some.
-
-    Tools that log the local variables of a traceback show only ``<hidden>``.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:  # noqa: ANN401 - any credentials
-        self.value: Any = value
-
-    def __repr__(self) -> str:
-        return "<hidden>"
 
 
 @dataclass(frozen=True, slots=True)

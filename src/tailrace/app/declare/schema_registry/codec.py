@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from tailrace.app.codec_protocols import Decode, TopicReader
-from tailrace.app.declare.schema_registry.client import Auth, Hidden, RegistryClient, Tls, not_installed
+from tailrace.app.declare.schema_registry.client import Auth, RegistryClient, Tls, not_installed
 from tailrace.app.declare.schema_registry.decoders import SchemaDecoders
 from tailrace.app.declare.schema_registry.encoders import SchemaEncoders
 from tailrace.app.declare.schema_registry.formats import AvroFormat, Format, JsonFormat
@@ -16,7 +16,7 @@ from tailrace.app.declare.schema_registry.schema import Schema
 from tailrace.app.declare.schema_registry.subjects import ParameterReader, SubjectName, SubjectReader, subject_of
 from tailrace.config import refuse_inline_pem
 from tailrace.errors import ConfigurationError
-from tailrace.values import robust_repr
+from tailrace.values import Hidden, robust_repr
 
 __all__ = ["SchemaRegistry"]
 
