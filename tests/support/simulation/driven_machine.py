@@ -39,7 +39,7 @@ def effects_after(machine: Machine, *events: object, now: float = NOW) -> list[A
 
 def state_of(one: object) -> object:
     """Copy the whole state of a machine, for comparison with a later copy."""
-    if type(one).__module__.startswith("tailrace.core") and hasattr(one, "__dict__"):
+    if type(one).__module__.startswith("tailrace.") and hasattr(one, "__dict__"):
         return {name: state_of(value) for name, value in vars(one).items()}
     return copy.copy(one)
 
