@@ -340,6 +340,16 @@ def test_member_whose_application_does_not_poll_leaves():
     assert beat(one).identity == Identity("me", 0)
 
 
+@pytest.mark.parametrize(("leaves_on_stop", "epoch"), [(True, -1), (False, -2)])
+def test_static_member_whose_application_does_not_poll_leaves_as_at_a_stop(leaves_on_stop, epoch):
+    """A static member keeps its partitions until its session ends, unless it leaves the group when it stops."""
+    one = owning("t0", instance_id="i", leaves_on_stop=leaves_on_stop)
+
+    leave, *_ = effects_after(one, PollingStalled(UNREAD))
+
+    assert leave.identity.generation == epoch
+
+
 def test_application_that_polls_during_the_loss_is_joined_at_once():
     """If the application polls while the loss is reported, the member joins right after the report."""
     one = owning("t0")

@@ -203,7 +203,7 @@ OVER = frozenset({ClassicState.LEFT, ClassicState.FAILED})
 """Final states."""
 
 
-# ---- data of a classic group member ----------------------------------------------------------------------------------
+# ---- data of a classic group member, and the steps of its transitions ------------------------------------------------
 
 _MOST_REJOINS = 5
 """Number of joins after which a member accepts that the group leaves partitions without an owner."""
@@ -455,7 +455,8 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         member id for its leave.
         """
         # While WAITING, no join is in flight whose answer could contain a member id.
-        is_id_known = bool(self._member_id or self._settings.instance_id) or self.state is ClassicState.WAITING
+        needs_id = self._settings.instance_id is None or self._settings.leaves_on_stop
+        is_id_known = bool(self._member_id) or not needs_id or self.state is ClassicState.WAITING
         if is_id_known and not self.owned:
             return self._leave()
         if is_id_known and (self.state is ClassicState.WAITING or not event.may_commit):
@@ -672,7 +673,7 @@ def _listed(partitions: Partitions) -> str:
 
 
 class ClassicMember(ClassicSteps):
-    """Member of a classic group; implements ``core.group.membership.Membership``.
+    """Member of a classic group; implements ``consumer.group.vocabulary.Membership``.
 
     Args:
         settings: settings of the membership.

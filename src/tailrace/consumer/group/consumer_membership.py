@@ -115,12 +115,15 @@ class ConsumerMembership:
 
     async def run_membership(self) -> None:
         """Join the group, and return when the membership has ended after ``stop`` or an error."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(run_poll_interval_check, self._reader, self._max_wait_s, self._membership_loop.receive)
-            if self._uses_kip848:
-                tasks.start_soon(self._watch_session_timeout)
-            await self._membership_loop.run()
-            tasks.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run_poll_interval_check, self._reader, self._max_wait_s, self._membership_loop.receive)
+                if self._uses_kip848:
+                    tasks.start_soon(self._watch_session_timeout)
+                await self._membership_loop.run()
+                tasks.cancel_scope.cancel()
+        finally:
+            self._requests.close()
 
     async def _watch_session_timeout(self) -> None:
         """Look up the group's session timeout now and after each metadata update, because it may change."""

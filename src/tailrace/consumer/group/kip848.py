@@ -316,7 +316,7 @@ OVER = frozenset({Kip848State.LEFT, Kip848State.FAILED})
 """Final states."""
 
 
-# ---- data of a KIP-848 group member ----------------------------------------------------------------------------------
+# ---- data of a KIP-848 group member, and the steps of its transitions ------------------------------------------------
 
 NO_PARTITIONS: TopicIdPartitions = frozenset()
 
@@ -452,7 +452,8 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
 
     def leave_until_polled(self, event: PollingStalled, _now: float) -> None:
         """Leave the group because the application does not poll, and report the partitions as lost."""
-        self._epoch = LEAVE_EPOCH if self._settings.instance_id is None else STATIC_LEAVE_EPOCH
+        returns = self._settings.instance_id is not None and not self._settings.leaves_on_stop
+        self._epoch = STATIC_LEAVE_EPOCH if returns else LEAVE_EPOCH
         self._effects.append(SendLeave(self.identity, "the application does not poll"))
         self._effects.append(ReportGroupError(event.error))
         self._release(self._forget(event), is_lost=True, reason=str(event.error))
@@ -627,7 +628,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
 
 
 class Kip848Member(Kip848Steps):
-    """Member of a KIP-848 group; implements ``core.group.membership.Membership``.
+    """Member of a KIP-848 group; implements ``consumer.group.vocabulary.Membership``.
 
     Args:
         settings: settings of the membership.

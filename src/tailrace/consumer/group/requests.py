@@ -1,10 +1,10 @@
 """Requests of a group membership: each effect becomes one request, and each outcome becomes one event.
 
-A lookup of the whole group checks an assignment that the group has stored; see ``core.group.classic.steps``.
+A lookup of the whole group checks an assignment that the group has stored; see ``consumer.group.classic``.
 
-Errors do not reach the membership as exceptions. ``core.group.error_reactions`` turns error codes into events. If the
-broker does not answer, the event is ``CoordinatorGone``. If a retry cannot resolve the error, the event is
-``MembershipFailed``.
+Errors do not reach the membership as exceptions. ``event_of`` turns error codes into events, by the reactions of
+``core.group_requests``. If the broker does not answer, the event is ``CoordinatorGone``. If a retry cannot resolve the
+error, the event is ``MembershipFailed``.
 """
 
 from __future__ import annotations
@@ -348,6 +348,10 @@ class GroupRequests:
             if self._cluster.coordinator_id(self._group_id) not in {None, coordinator.id}:
                 return CoordinatorGone(f"{coordinator.address} is not the coordinator any more")
         return CoordinatorGone(f"{coordinator.address} holds a join and has not answered for {session_s:g} s")
+
+    def close(self) -> None:
+        """Stop watching the topics of the group, because the membership has ended."""
+        self._cluster.unwatch((self._member, "group"))
 
     async def _find_partitions(self, effect: FindPartitions) -> GroupEvent:
         if not effect.topics:
