@@ -13,6 +13,9 @@ MOST_LINES = 1000
 # Tables of names and fields.
 TABLES = {"tailrace/observe/events.py"}
 
+# Attributes and methods whose owner has the name of a package.
+WORDS = {"tailrace.config.group_id", "tailrace.spark.stop"}
+
 FEW_LINES = 80
 
 # Small modules with one user, each with the reason for being a file.
@@ -164,3 +167,22 @@ def test_the_module_map_names_modules_that_exist(modules):
 
     assert len(answers) == 20
     assert {f"tailrace/{answer}" for answer in answers} <= {module.where for module in modules}
+
+
+def test_modules_that_docstrings_name_exist(modules):
+    """A dotted name in double backquotes that begins with a package of tailrace is that of a module or of its part."""
+    known = {module.name: module for module in modules}
+    packages = {name.split(".")[1] for name in known if name.count(".") > 1}
+    wrong = []
+    for module in modules:
+        for name in re.findall(r"``([a-z_]\w*(?:\.\w+)+)``", module.text):
+            parts = name.split(".")
+            if parts[0] not in packages or f"tailrace.{parts[0]}.{parts[1]}" in WORDS:
+                continue
+            longest = next((n for n in range(len(parts), 0, -1) if ".".join(["tailrace", *parts[:n]]) in known), 0)
+            rest = parts[longest:]
+            owner = known.get(".".join(["tailrace", *parts[:longest]]))
+            if owner is None or (rest and not re.search(rf"\b{rest[0]}\b", owner.text)):
+                wrong.append(f"{module.where}: {name}")
+
+    assert wrong == []

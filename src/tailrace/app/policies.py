@@ -107,14 +107,7 @@ class FailureCounts:
                 del self._final_errors[record]
 
 
-# ---- retry policy of a handler, and the decision about a record whose handler failed ---------------------------------
-
-Exceptions: TypeAlias = type[Exception] | tuple[type[Exception], ...]
-OnFailure: TypeAlias = Literal["pause", "stop", "skip"]
-
-_NO_JITTER = 0.5
-"""Value of ``chance`` that leaves a backoff unchanged."""
-
+# ---- order and batches of a handler ----------------------------------------------------------------------------------
 
 OrderBy: TypeAlias = Literal["partition", "key", "none"]
 
@@ -144,6 +137,15 @@ class Batch:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigurationError(f"Batch: {name} must be an integer of at least {least}, not {value!r}")
+
+
+# ---- retry policy of a handler, and the decision about a record whose handler failed ---------------------------------
+
+Exceptions: TypeAlias = type[Exception] | tuple[type[Exception], ...]
+OnFailure: TypeAlias = Literal["pause", "stop", "skip"]
+
+_NO_JITTER = 0.5
+"""Value of ``chance`` that leaves a backoff unchanged."""
 
 
 @dataclass(frozen=True)

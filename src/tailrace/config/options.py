@@ -105,10 +105,10 @@ RebalanceListener: TypeAlias = RevokedListener | AssignedListener | LostListener
 """Object with one or more of the three methods."""
 
 ASSIGNMENT_STRATEGIES: tuple[str, ...] = get_args(_Assignor)
-"""Names of Kafka's assignors, which are in ``core.group.assignors``."""
+"""Names of Kafka's assignors, which are in ``consumer.group.assignors``."""
 
 ERROR_REACTIONS: tuple[str, ...] = get_args(_Reaction)
-"""Names of the reactions; ``core.group.error_reactions.GroupReaction`` describes them."""
+"""Names of the reactions; ``core.group_requests.GroupReaction`` describes them."""
 
 
 def _option(  # noqa: PLR0913 - one row of a table

@@ -1,1 +1,1 @@
-"""Consumer and GroupMember: coroutines that act on the decisions of core."""
+"""Consumer and GroupMember: reading, membership of a group, commits, and the decisions behind them."""

@@ -11,7 +11,7 @@ __all__ = ["ErrorReactions"]
 
 
 class ErrorReactions:
-    """Reactions of ``core.group.error_reactions``, some of them overridden by ``group_error_reactions``."""
+    """Reactions of ``core.group_requests``, some of them overridden by ``group_error_reactions``."""
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._reactions = config.group_error_reactions or {}

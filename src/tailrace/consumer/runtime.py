@@ -1,4 +1,4 @@
-"""Start, run and end of a consumer.
+"""Runtime of a consumer: its components, lifecycle, subscription, and assignment without a group.
 
 If an error ends a consumer, polling calls raise the error, and finished records are committed if possible.
 """
@@ -311,7 +311,7 @@ class ConsumerRuntime:
         finally:
             self._components.close()
             await asyncio.sleep(0)  # asyncio closes the sockets in the next iteration of the event loop
-            self.reader.close(self.failure or ConsumerStateError("this consumer was stopped - create a new one"))
+            self.reader.close(self.failure or ConsumerStateError(_STOPPED))
             self._observer.emit(ConsumerStopped(config.client_id, config.group_id))
         if self.failure is not None:
             raise self.failure
@@ -531,10 +531,6 @@ class UnstartedReader:
         self.remaining: Iterator[AnyRecord] = iter(())
 
     async def next_record(self) -> AnyRecord:
-        """Raise ConsumerStateError."""
-        raise ConsumerStateError(self.advice)
-
-    async def next_records(self, _count: int) -> list[AnyRecord]:
         """Raise ConsumerStateError."""
         raise ConsumerStateError(self.advice)
 

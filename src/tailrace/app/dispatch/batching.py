@@ -10,7 +10,7 @@ the next batch may start:
 | ``key``       | one partition      | at once, without records whose key is in a running batch |
 | ``none``      | all partitions     | at once                                                  |
 
-Records without a key count as records of one key, as in ``core.dispatch.lanes``. A key is *busy* while a batch with a
+Records without a key count as records of one key, as in ``app.dispatch.lanes``. A key is *busy* while a batch with a
 record of this key runs. Records are processed one by one only if bytes are counted or keys are looked up; otherwise the
 cost is per slice.
 """
@@ -156,7 +156,7 @@ class BatchAssembler:
         """Return how many records of a partition may be added now.
 
         With ``order_by="key"`` or ``"none"``, a partition may have up to twice as many records that failed or wait for
-        a busy key as there are free places; see ``core.dispatch.lanes.Lanes.room_of``. A partition without waiting or
+        a busy key as there are free places; see ``app.dispatch.lanes.Lanes.room_of``. A partition without waiting or
         failed records always has room for one record.
         """
         pool = self._pools.get(self._pool_key(partition))

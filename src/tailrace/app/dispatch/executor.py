@@ -1,7 +1,7 @@
 """Base class of the executors for records and for batches.
 
-``core.dispatch`` decides which work may start. If a handler cancels its own task or changes the context variables of
-its task, other work is not affected.
+``Lanes`` and ``BatchAssembler`` decide which work may start. If a handler cancels its own task or changes the context
+variables of its task, other work is not affected.
 """
 
 from __future__ import annotations

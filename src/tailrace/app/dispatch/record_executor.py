@@ -1,4 +1,4 @@
-"""Executor for records: workers that take one record after the other from the lanes (``core.dispatch.lanes``).
+"""Executor for records: workers that take one record after the other from the lanes (``app.dispatch.lanes``).
 
 A worker runs records one after the other until a handler suspends. Only then is another worker woken and the state of
 the suspended record kept, so a handler that never suspends costs no task, no timer and no set entry per record. All

@@ -1,6 +1,6 @@
 """Reader processes of a ProcessPoolConsumer, and the messages exchanged with them.
 
-``core.processes.merged_stream`` queues and finishes the records. This module tracks which process has which lease, and
+``app.processes.merged_stream`` queues and finishes the records. This module tracks which process has which lease, and
 commits offsets. A lease is one assignment epoch of a partition in a process. In a group, each process commits its own
 offsets, because only a member may commit. With ``layout="assigned"``, the parent commits.
 """

@@ -1,6 +1,6 @@
 """Supervision of one child process, which is restarted when it dies and ended on request.
 
-The owner decides whether a child that has died is restarted; ``core.processes.worker_plan`` proposes the pause before
+The owner decides whether a child that has died is restarted; ``app.processes.worker_plan`` proposes the pause before
 the restart. A child that has sent a status must continue to send messages. If no message arrives for a few seconds, the
 child counts as failed; after the silence limit, which its status messages contain, it is killed. No child outlives its
 supervisor.

@@ -1,6 +1,6 @@
 """Source of records for exactly-once delivery: offsets and results of records are committed in one transaction.
 
-``core.transactions.window`` decides when a transaction is committed or aborted; the window is the state of the open
+``app.transactions.window`` decides when a transaction is committed or aborted; the window is the state of the open
 transaction. For the consumer, all records of the open transaction are in flight, even finished records, so the
 revocation of a partition waits for the commit. Only the task that calls ``next_slice`` begins, commits and aborts
 transactions.

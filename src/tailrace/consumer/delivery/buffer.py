@@ -6,6 +6,8 @@ The buffer holds chunks of any type, each with a size in bytes. The size of all 
 has an equal share of the limit, so that a paused or slow partition uses only its own share. Before a fetch is sent,
 space for its answer is reserved. The limit may be exceeded by one batch per broker, because a broker sends a first
 batch even if it is larger than requested.
+
+``DecompressedBatches`` limits the memory that decompressed batches take.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class FetchLimits:
 
 
 class BufferRoom(Protocol):
-    """Space in the buffer; implemented by ``core.fetch.buffer.FetchBuffer``."""
+    """Space in the buffer; implemented by ``consumer.delivery.buffer.FetchBuffer``."""
 
     @property
     def free_bytes(self) -> int: ...

@@ -1,1 +1,1 @@
-"""Group membership: coordinator, requests, rebalance callbacks."""
+"""Group membership: state machines of both protocols, assignors, requests, rebalance callbacks."""

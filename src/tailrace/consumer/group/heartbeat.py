@@ -1,4 +1,6 @@
-"""Times of a member's heartbeats and of its session. Pure: no clock, IO or logging.
+"""Times of a member's heartbeats and session, and detection of an application that does not poll.
+
+Pure: no clock, IO or logging.
 
 Each acknowledged heartbeat begins a new session, at the time at which the heartbeat was *sent*. The broker receives the
 heartbeat later, so the member considers its session expired no later than the broker does.
@@ -75,24 +77,17 @@ class Heartbeat:
         self._sent_at = now
         self._next_at = now + self.interval_s
 
-    def note_answer(self, now: float, pause_s: float = 0.0) -> None:
-        """Note that the heartbeat was acknowledged, so that the session begins at the time at which it was sent.
-
-        The next heartbeat is due ``pause_s`` from now at the earliest.
-        """
+    def note_answer(self, now: float) -> None:
+        """Note that the heartbeat was acknowledged, so that the session begins at the time at which it was sent."""
         if self._sent_at is not None:
             self._alive_since = max(self._alive_since, self._sent_at)
             self._sent_at = None
-        self._next_at = max(self._next_at, now + pause_s)
+        self._next_at = max(self._next_at, now)
 
     def note_failure(self, now: float, pause_s: float) -> None:
         """Note that the heartbeat failed; the next heartbeat is due after ``pause_s``."""
         self._sent_at = None
         self._next_at = now + pause_s
-
-    def until_next_s(self, now: float) -> float:
-        """Return the seconds until the next heartbeat is due; 0 if a heartbeat is due now."""
-        return max(0.0, self._next_at - now)
 
     def should_heartbeat(self, now: float) -> bool:
         """Return True if a heartbeat is due and none is in flight."""

@@ -1,6 +1,6 @@
 """Group protocol of a ``GroupRole``: protocol type, member data and assigned states are the user's.
 
-The state machine of a member (``core.group.classic.member``) needs partitions, and a role has none. It therefore gets
+The state machine of a member (``consumer.group.classic``) needs partitions, and a role has none. It therefore gets
 one placeholder partition, from the sync until the next rebalance. The user's data does not pass through the state
 machine.
 """

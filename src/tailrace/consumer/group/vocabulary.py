@@ -1,8 +1,8 @@
-"""Effects of a group membership: requests to send, partitions to take over or release, errors to report.
+"""Vocabulary of a group membership: its events, effects, settings and interface, for both protocols.
 
 Pure: no clock, IO or logging.
 
-Each effect is a plain value with all the data that is needed to perform the effect.
+Each event and each effect is a plain value, with all the data that is needed to handle or perform it.
 """
 
 from __future__ import annotations

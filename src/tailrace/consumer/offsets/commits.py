@@ -1,4 +1,6 @@
-"""Content of commits: offsets of finished records, offset maps, and the user's text. Pure: no clock, IO or logging.
+"""Schedule of automatic commits, and content of commits: finished offsets, offset maps, the user's text.
+
+Pure: no clock, IO or logging.
 
 ``Commits`` takes a snapshot of the partitions when a commit is sent. The response changes the state of a partition
 (``Position``) only if the partition is still in the assignment epoch of the snapshot. The *finished offset* of a

@@ -1,9 +1,9 @@
 """Commits of finished records, automatic and by the user.
 
-Only one commit is in flight at a time, so that an older commit never overwrites a newer one. ``core.offsets.commits``
-decides which offsets to commit, and ``core.group.error_reactions`` how to react to an error code. A commit is retried
-while the group has no available coordinator. It fails at once if the membership has ended, because other members may
-already own the partitions.
+Only one commit is in flight at a time, so that an older commit never overwrites a newer one.
+``consumer.offsets.commits`` decides which offsets to commit, and ``core.group_requests`` how to react to an error code.
+A commit is retried while the group has no available coordinator. It fails at once if the membership has ended, because
+other members may already own the partitions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Partitions that the user names in any of several forms, each with its requested start. Pure: no clock, IO or logging.
+"""Partitions that the user names, each with its requested start, and the choice of each partition's start.
+
+Pure: no clock, IO or logging.
 
 A topic that is named without partitions stands for all of them; the caller looks them up in the cluster metadata.
 """

@@ -100,22 +100,17 @@ class Seek:
             raise ConsumerStateError(f"{partition} is not assigned to this consumer; assigned partitions: {owned}")
         return position
 
-    async def position(self, partition: TopicPartition) -> int:
-        """Return the offset of the next record to deliver.
-
-        Raises:
-            ConsumerStateError: the partition is not assigned.
-            OffsetOutOfRangeError: there is no position, and ``auto_offset_reset="none"``.
-            RequestTimedOutError: the leader did not return the start offset in time.
-        """
-        return (await self.positions([partition]))[partition]
-
     async def positions(
         self, partitions: Iterable[TopicPartition], *, skip_unassigned: bool = False
     ) -> dict[TopicPartition, int]:
-        """Return the positions of several partitions, within one timeout; raise the same errors as ``position``.
+        """Return the offset of the next record to deliver of each partition, within one timeout.
 
         With ``skip_unassigned``, partitions that are not assigned, or are revoked meanwhile, are left out.
+
+        Raises:
+            ConsumerStateError: a partition is not assigned.
+            OffsetOutOfRangeError: a partition has no position, and ``auto_offset_reset="none"``.
+            RequestTimedOutError: a leader did not return the start offset in time.
         """
         sought = [one for one in partitions if one in self._positions or not skip_unassigned]
         wanted = [self.assigned_position(partition) for partition in sought]

@@ -1,6 +1,7 @@
 """Start positions of partitions: after an assignment, a seek or an offset reset, and to read records again.
 
-No other module of the consumer sets or resets the start of a position.
+No other module of the consumer begins the epoch of a position. ``OffsetResetter`` only sets the offset that it has
+looked up for a start point.
 """
 
 from __future__ import annotations

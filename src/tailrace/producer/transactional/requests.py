@@ -1,6 +1,6 @@
 """Requests of a transactional producer to coordinators: each is sent once, and its outcome is an event.
 
-``core.producer.error_reactions`` maps error codes to events. A request that could not be sent has had no effect
+``producer.transactional.reactions`` maps error codes to events. A request that could not be sent has had no effect
 (``CoordinatorMoved``). A request that was sent but not answered may have had an effect, or may still have one
 (``Unanswered``).
 """
