@@ -18,7 +18,7 @@ Pick = Callable[[Sequence[T]], T]
 
 
 class Machine(Protocol):
-    """Interface of the state machines in ``tailrace.core``."""
+    """Interface of tailrace's state machines."""
 
     def receive(self, event: Any, now: float) -> None: ...
 
