@@ -420,7 +420,7 @@ def test_pattern_is_sent_for_the_broker_to_resolve():
 
 def test_first_assignment_is_taken_over():
     """The first assignment is reported as owned after its topic names were requested and it was taken over."""
-    one = joining(instance_id="i")
+    one = joining(instance_id="i", topics=frozenset("tu"))
 
     assert assign(one, "t0", "t1", "u0", epoch=3) == [FindTopicNames(frozenset({T, U}))]
     assert one.state is Kip848State.STABLE
@@ -805,7 +805,7 @@ def test_partitions_without_a_topic_name_are_taken_over_later():
 
 def test_refreshed_metadata_hasten_the_request_for_names():
     """When metadata is refreshed, missing names are requested at once, and their partitions are taken over."""
-    one = owning("t0")
+    one = owning("t0", topics=frozenset("tv"))
     beat(one, NOW + 5)
     assert assign(one, "t0", "v0") == [FindTopicNames(frozenset({V}))]
     assert effects_after(one, TopicNamesFound({})) == []
@@ -816,6 +816,29 @@ def test_refreshed_metadata_hasten_the_request_for_names():
 
     assert (take_over.added, take_over.kept) == (parts("v0"), parts("t0"))
     assert effects_after(one, PartitionsChanged({"t": 1, "v": 1})) == []
+
+
+def test_partitions_of_other_topics_are_not_taken_over():
+    """Partitions of a topic outside the subscription are taken over once the member subscribes to the topic."""
+    one = owning("t0")
+    beat(one, NOW + 5)
+
+    assert assign(one, "t0", "u0", now=NOW + 5) == []
+    assert one.owned == parts("t0")
+
+    effects_after(one, Resubscribed(frozenset("tu")), now=NOW + 6)
+    assert beat(one, NOW + 6).topics == frozenset("tu")
+    (take_over,) = effects_after(one, answer(9), now=NOW + 6)
+    assert (take_over.added, take_over.kept) == (parts("u0"), parts("t0"))
+
+
+def test_topics_of_a_pattern_are_the_brokers_choice():
+    """With a pattern that the broker resolves, partitions of every topic are taken over."""
+    one = owning("t0", topics=frozenset(), pattern="t|u")
+    beat(one, NOW + 5)
+
+    (take_over,) = assign(one, "t0", "u0", now=NOW + 5)
+    assert take_over.added == parts("u0")
 
 
 def test_known_name_is_not_requested_again():
@@ -901,7 +924,7 @@ def test_added_partitions_are_taken_over_at_once():
 
 def test_revoked_partitions_are_released_before_others_are_taken_over():
     """The release of revoked partitions is reported while the new ones are taken over."""
-    one = owning("t0", "t1")
+    one = owning("t0", "t1", topics=frozenset("tu"))
     beat(one, NOW + 5)
 
     (release,) = assign(one, "t0", "u0", now=NOW + 5)
@@ -945,7 +968,7 @@ def test_heartbeats_continue_during_releases_and_takeovers():
 
 def test_new_target_during_a_release_is_reconciled_after_it():
     """A target assignment that arrives during a release is applied after it."""
-    one = owning("t0", "t1", "t2")
+    one = owning("t0", "t1", "t2", topics=frozenset("tu"))
     beat(one, NOW + 5)
     assign(one, "t0", "t1", now=NOW + 5)
     beat(one, NOW + 10)
@@ -986,7 +1009,7 @@ def test_added_partitions_wait_for_the_takeover_in_progress():
 
 def test_revocation_ends_the_takeover_in_progress():
     """The revoked partition is released at once; the others of the takeover are taken over again."""
-    one = owning("u0")
+    one = owning("u0", topics=frozenset("tu"))
     beat(one, NOW + 5)
     (first,) = assign(one, "u0", "t0", "t1", now=NOW + 5)
     beat(one, NOW + 10)
@@ -1003,7 +1026,7 @@ def test_revocation_ends_the_takeover_in_progress():
 
 def test_ready_partition_is_released_during_a_takeover():
     """A partition that is ready is released during the takeover of others, for which its new owner does not wait."""
-    one = owning("u0")
+    one = owning("u0", topics=frozenset("tu"))
     beat(one, NOW + 5)
     assign(one, "u0", "t0", now=NOW + 5)
     beat(one, NOW + 10)
@@ -1043,7 +1066,7 @@ def test_partitions_being_taken_over_are_reported_as_owned():
 
 def test_no_takeover_of_partitions_missing_in_an_unanswered_report():
     """Partitions that the heartbeat in flight does not report may be reassigned, and are not taken over meanwhile."""
-    one = owning("t0")
+    one = owning("t0", topics=frozenset("tv"))
     beat(one, NOW + 5)
     assign(one, "t0", "v0", now=NOW + 5)
     beat(one, NOW + 10)

@@ -107,7 +107,8 @@ class HeartbeatFields:
         self._may_have_failed = False
         """True if ``in_flight`` may have failed. Its answer is still accepted, until the next heartbeat is sent."""
         self._next_at = 0.0
-        self._topics = settings.topics
+        self.topics = settings.topics
+        """Subscribed topics; with a pattern, the broker resolves the topics."""
         self._reported_topics: frozenset[str] | None = None
         """Topics in the last heartbeat; None before the first."""
         self._is_full = True
@@ -133,7 +134,7 @@ class HeartbeatFields:
 
     def subscribe(self, topics: frozenset[str], now: float) -> None:
         """Change the subscription, and schedule a heartbeat for ``now`` if the last heartbeat had other topics."""
-        self._topics = topics
+        self.topics = topics
         if self._topics_to_report != self._reported_topics:
             self._hasten(now)
 
@@ -203,7 +204,7 @@ class HeartbeatFields:
     @property
     def _topics_to_report(self) -> frozenset[str]:
         # The broker resolves the topics of a pattern.
-        return self._topics if self._settings.pattern is None else frozenset()
+        return self.topics if self._settings.pattern is None else frozenset()
 
     def _hasten(self, now: float) -> None:
         # After a failure the next heartbeat keeps its time, because the coordinator is not answering.
@@ -563,7 +564,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
             return Kip848State.RELEASING
         if state is Kip848State.TAKING_OVER:
             return state
-        added = frozenset(one for one in self._target if one[0] in self._names.known) - self._ready
+        added = frozenset(one for one in self._target if self._is_subscribed(one[0])) - self._ready
         # A takeover without partitions reports to the application that the member has joined.
         should_report = bool(added) or not (self._has_reported_assignment or self._names.in_flight)
         unconfirmed = self._heartbeats.unconfirmed
@@ -583,6 +584,11 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
             )
         )
         return Kip848State.TAKING_OVER
+
+    def _is_subscribed(self, topic: UUID) -> bool:
+        """Return True if the name of a topic is known, and the member subscribes to the topic."""
+        name = self._names.known.get(topic)
+        return name is not None and (self._settings.pattern is not None or name in self._heartbeats.topics)
 
     def _release(
         self, partitions: TopicIdPartitions, *, is_lost: bool = False, is_last: bool = False, reason: str

@@ -9,7 +9,7 @@ import time
 import pytest
 from msgspec.structs import replace
 
-from tailrace import Consumer
+from tailrace import Consumer, SharedCluster, admin
 from tailrace.config import resolve
 from tailrace.error_codes import ErrorCode
 from tailrace.net.cluster import Cluster
@@ -22,7 +22,7 @@ from tailrace.observe.events import (
     PartitionsRevoked,
 )
 from tailrace.protocol.committed_offsets import OffsetCommitRequest, OffsetFetchRequest
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
+from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest, TopicIdPartitions
 from tailrace.protocol.metadata import FindCoordinatorRequest
 from tailrace.testing import KafkaServer
 from tests.support.consumer_group import ConsumerGroup, kill, until
@@ -73,6 +73,42 @@ async def test_a_fenced_or_unknown_member_joins_again_with_its_id(quick, group, 
     assert len(joins(quick, group)) == first + 1
     assert all(map(is_full, joins(quick, group)))
     assert len({beat.member_id for beat in quick.heartbeats(group)}) == 1
+
+
+async def test_partitions_of_topics_without_a_subscription_are_not_read(quick, group):
+    """A topic that the broker assigns without a subscription is not read, even if the cluster's metadata have it."""
+    topic, other, events = quick.topic_with(1), quick.topic_with(1), EventRecorder()
+    async with (
+        SharedCluster(bootstrap_servers=quick.bootstrap_servers) as cluster,
+        Consumer(other, cluster=cluster, auto_offset_reset="earliest") as reader,
+    ):
+        await anext(reader)
+        other_id = await id_of(other, quick)
+        with quick.proxy.edit_answer(ConsumerGroupHeartbeatRequest, assigning(other_id), times=None):
+            async with quick.consumer(topic, cluster=cluster, group_id=group, hooks=[events]) as consumer:
+                assert (await anext(consumer)).topic == topic
+                assert {one.topic for one in consumer.assignment()} == {topic}
+
+    assert {one.topic for event in events.of(PartitionsAssigned) for one in event.added} == {topic}
+
+
+async def id_of(topic, quick):
+    """Return the id of a topic."""
+    async with admin.reached(bootstrap_servers=quick.direct) as cluster:
+        cluster.watch("test", [topic])
+        await cluster.refresh()
+        return cluster.topology.topic_id(topic)
+
+
+def assigning(other_id):
+    """Return a function that adds a partition of another topic to each assignment."""
+
+    def edit(answer):
+        if answer.assignment is None:
+            return answer
+        return replace(answer, assignment=(*answer.assignment, TopicIdPartitions(other_id, (0,))))
+
+    return edit
 
 
 async def test_a_removed_member_joins_again(quick, group):
