@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
+import re
 import signal
+import sys
 import uuid
 from collections.abc import Callable
 
@@ -29,6 +33,33 @@ def pytest_configure() -> None:
     # A background process, or one under nohup, ignores these signals, and child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="run only tests that start no broker and no other server")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        left_out = [one for one in items if needs_server(one)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [one for one in items if one not in set(left_out)]
+
+
+STARTS_SERVER = re.compile(r"\b(Kafka(Server|Cluster)|spark_session|SparkSession|Popen|SchemaRegistryServer)\b")
+
+
+def needs_server(item: pytest.Item) -> bool:
+    """Return True if the module of a test, or one of the test's fixtures, starts a broker or another process."""
+    fixtures = item._fixtureinfo.name2fixturedefs
+    functions = [fixture.func for fixtures_of_name in fixtures.values() for fixture in fixtures_of_name]
+    return any(map(starts_server, [sys.modules[item.function.__module__], *functions]))
+
+
+@functools.cache
+def starts_server(code: object) -> bool:
+    """Return True if the source of a module or function contains a call that starts a server."""
+    return STARTS_SERVER.search(inspect.getsource(code)) is not None
 
 
 @pytest.fixture
