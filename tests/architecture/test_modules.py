@@ -13,8 +13,8 @@ MOST_LINES = 1000
 # Tables of names and fields.
 TABLES = {"tailrace/observe/events.py"}
 
-# Attributes and methods whose owner has the name of a package.
-WORDS = {"tailrace.config.group_id", "tailrace.spark.stop"}
+# Attributes, and options of brokers, that begin with the name of a package.
+WORDS = {"tailrace.config.group_id", "tailrace.producer.id", "tailrace.spark.stop"}
 
 FEW_LINES = 80
 
