@@ -226,7 +226,7 @@ def test_sigterm_while_the_second_worker_joins_repeats_nothing(shop):
     arguments = ("--workers", "2", "--set", "session_timeout_ms=6000")
 
     with running(shop, *arguments) as pool:
-        pool.until("reason=the group rebalances")
+        pool.until('reason="the group rebalances"')
         first = pool.end(signal.SIGTERM)
     handled = Counter(partition for partition, _, _ in shop.noted())
     committed = shop.committed()

@@ -99,6 +99,7 @@ def checks_of(
         "tailrace_partition_work_lag": lambda values: sum(values) == 2,
         "tailrace_partition_lag_seconds": lambda values: 0 < max(values) < lived_s and sorted(values)[-2] == 0,
         "tailrace_partition_paused": lambda values: set(values) == {0},
+        "tailrace_partition_blocked": lambda values: set(values) == {0},
         "tailrace_consumer_assigned_partitions": lambda values: (
             values == [len([row for row in rows if row["CONSUMER-ID"] != "-"])]
         ),
@@ -115,6 +116,7 @@ def checks_of(
         "tailrace_consumer_rebalance_seconds": lambda _: histogram("tailrace_consumer_rebalance_seconds", 1, 3),
         "tailrace_consumer_heartbeat_age_seconds": lambda values: 0 <= values[0] < 10,
         "tailrace_consumer_ignored_maps_total": lambda values: values == [0],
+        "tailrace_consumer_skipped_batches_total": lambda values: values == [0],
         "tailrace_consumer_info": lambda values: values == [1],
         "tailrace_app_live": lambda values: values == [probes[0] == 200] == [1],
         "tailrace_app_ready": lambda values: values == [probes[1] == 200] == [1],
