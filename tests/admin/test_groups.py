@@ -31,10 +31,18 @@ from tailrace.config import resolve
 from tailrace.core.offset_map import OffsetMap, encode_metadata
 from tailrace.errors import GroupNotEmptyError
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.classic_group import JoinGroupProtocol, JoinGroupRequest, SyncGroupAssignment, SyncGroupRequest
-from tailrace.protocol.committed_offsets import CommitOffset, OffsetCommitRequest, OffsetFetchRequest
-from tailrace.protocol.group_descriptions import ConsumerGroupDescribeRequest, DescribeGroupsRequest
-from tailrace.protocol.list_offsets import ListOffsetsRequest
+from tailrace.protocol.groups import (
+    CommitOffset,
+    ConsumerGroupDescribeRequest,
+    DescribeGroupsRequest,
+    JoinGroupProtocol,
+    JoinGroupRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    SyncGroupAssignment,
+    SyncGroupRequest,
+)
+from tailrace.protocol.records import ListOffsetsRequest
 from tailrace.testing import KafkaServer
 from tests.support.admin_tools import Reached, commit_to
 from tests.support.commands import tailrace

@@ -22,7 +22,7 @@ from tailrace.admin import offset_resets as resets
 from tailrace.admin.offset_resets import reset_offsets
 from tailrace.admin.offsets import GroupOffset, commit_offsets, committed_offsets
 from tailrace.admin.reset_plan import ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime
-from tailrace.protocol.classic_group import JoinGroupProtocol, JoinGroupRequest
+from tailrace.protocol.groups import JoinGroupProtocol, JoinGroupRequest
 
 NOON_MS = 1_760_000_000_000
 

@@ -10,7 +10,7 @@ from tailrace import ConfigurationError, TopicPartition
 from tailrace.admin.offsets import GroupOffset
 from tailrace.admin.reset_plan import ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime, plan_change
 from tailrace.core.offset_map import OffsetMap, encode_metadata
-from tailrace.protocol.list_offsets import ListedOffset
+from tailrace.protocol.records import ListedOffset
 
 HERE = TopicPartition("orders", 0)
 BEGIN, END = 100, 900

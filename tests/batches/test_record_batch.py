@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tailrace.batches.record_batch import split
 from tailrace.errors import MalformedMessageError
-from tailrace.protocol.encoding.frame_reader import write_uvarint
+from tailrace.protocol.encoding.primitives import write_uvarint
 from tailrace.records import Record
 from tests.support.protocol.built_batches import (
     ABORT,

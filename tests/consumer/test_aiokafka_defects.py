@@ -22,11 +22,9 @@ from tailrace.observe.events import (
     GroupLeft,
     OffsetReset,
 )
-from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest
-from tailrace.protocol.committed_offsets import OffsetCommitRequest, OffsetFetchRequest
-from tailrace.protocol.fetch import FetchRequest
-from tailrace.protocol.list_offsets import ListOffsetsRequest
+from tailrace.protocol.groups import HeartbeatRequest, JoinGroupRequest, OffsetCommitRequest, OffsetFetchRequest
 from tailrace.protocol.metadata import FindCoordinatorRequest
+from tailrace.protocol.records import FetchRequest, ListOffsetsRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 from tests.support.proxied_broker import ProxiedBroker, numbers

@@ -20,10 +20,9 @@ from tailrace.observe.events import (
     GroupLeft,
     PartitionsAssigned,
 )
-from tailrace.protocol.classic_group import JoinGroupRequest, SyncGroupRequest
-from tailrace.protocol.committed_offsets import OffsetCommitRequest
-from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.groups import JoinGroupRequest, OffsetCommitRequest, SyncGroupRequest
 from tailrace.protocol.handshake import ApiVersionsRequest
+from tailrace.protocol.records import FetchRequest
 from tests.support.consumer_group import ConsumerGroup, until
 from tests.support.event_recorder import EventRecorder
 from tests.support.proxied_broker import numbers

@@ -21,7 +21,7 @@ from tailrace import (
     UnknownTopicError,
 )
 from tailrace.error_codes import ErrorCode
-from tailrace.protocol.classic_group import JoinGroupRequest
+from tailrace.protocol.groups import JoinGroupRequest
 from tests.support.consumer_group import until
 
 # ---- assigned() ------------------------------------------------------------------------------------------------------

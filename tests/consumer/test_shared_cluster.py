@@ -7,10 +7,9 @@ import asyncio
 import pytest
 
 from tailrace import Consumer, ConsumerStateError, SharedCluster
-from tailrace.protocol.classic_group import JoinGroupRequest
-from tailrace.protocol.committed_offsets import OffsetCommitRequest
-from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.groups import JoinGroupRequest, OffsetCommitRequest
 from tailrace.protocol.metadata import MetadataRequest
+from tailrace.protocol.records import FetchRequest
 from tests.support.event_recorder import EventRecorder
 
 QUICK = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 100}

@@ -11,7 +11,7 @@ from tailrace.consumer.positions.seek import seek_targets
 from tailrace.core.metrics import Meter
 from tailrace.core.start_point import EARLIEST, LATEST, StartFrom, StartPoint, shares_of
 from tailrace.errors import ConfigurationError
-from tailrace.protocol.list_offsets import ListedOffset
+from tailrace.protocol.records import ListedOffset
 from tailrace.records import TopicPartition
 
 ONE, TWO = TopicPartition("orders", 0), TopicPartition("orders", 1)

@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from tailrace import BrokerError, InvalidTopicError, UnknownTopicError
-from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest
+from tailrace.protocol.records import ListOffsetsPartition, ListOffsetsRequest
 from tailrace.testing import KafkaServerError
 
 

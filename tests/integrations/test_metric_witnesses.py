@@ -31,9 +31,8 @@ from tailrace.error_codes import ErrorCode
 from tailrace.integrations.prometheus import exposition
 from tailrace.observe.events import CorruptBatchSkipped, PartitionBlocked
 from tailrace.observe.metrics import METRICS
-from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest
-from tailrace.protocol.committed_offsets import OffsetCommitRequest
-from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.groups import HeartbeatRequest, JoinGroupRequest, OffsetCommitRequest
+from tailrace.protocol.records import FetchRequest
 from tailrace.protocol.transactions import TxnOffsetCommitRequest
 from tailrace.testing import KafkaServer
 from tests.support.admin_tools import KafkaTool

@@ -14,11 +14,16 @@ from tailrace.errors import BrokerConnectionError, NodeNotConnectedError, Reques
 from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.observe.events import BrokerUnreachable, ConnectionLost, ConnectionOpened
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupProtocol, JoinGroupRequest
-from tailrace.protocol.committed_offsets import CommitOffset, OffsetCommitRequest, OffsetFetchRequest
-from tailrace.protocol.fetch import FetchPartition, FetchRequest
-from tailrace.protocol.list_offsets import ListOffsetsRequest
+from tailrace.protocol.groups import (
+    CommitOffset,
+    HeartbeatRequest,
+    JoinGroupProtocol,
+    JoinGroupRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
 from tailrace.protocol.metadata import BrokerMetadata, FindCoordinatorRequest, MetadataRequest, MetadataResponse
+from tailrace.protocol.records import FetchPartition, FetchRequest, ListOffsetsRequest
 from tests.support.event_recorder import EventRecorder
 from tests.support.net.open_connections import broker_at, configured, coordinated
 from tests.support.net.open_sockets import Sockets

@@ -18,9 +18,8 @@ from tailrace.errors import (
     TailraceError,
 )
 from tailrace.net.connection import Connection
-from tailrace.protocol.fetch import FetchPartition, FetchRequest
-from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataTopic
+from tailrace.protocol.records import FetchPartition, FetchRequest, ListOffsetsPartition, ListOffsetsRequest
 from tests.support.net.open_connections import broker_at, dialled
 from tests.support.net.peers import Peer, opens_then
 

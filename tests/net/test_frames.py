@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import BrokerConnectionError, MalformedMessageError
-from tailrace.net.frames import LIMIT, OPENING_LIMIT, FrameProtocol, guess_peer
+from tailrace.net.connection import LIMIT, OPENING_LIMIT, FrameProtocol, guess_peer
 
 
 class Reading:

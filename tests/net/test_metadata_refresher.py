@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tailrace.config import split_address
 from tailrace.errors import BrokerConnectionError
-from tailrace.net.metadata_refresher import MetadataRefresher
+from tailrace.net.cluster import MetadataRefresher
 from tailrace.protocol.metadata import MetadataRequest
 from tests.support.consumer_group import until
 from tests.support.net.open_connections import cluster_at

@@ -8,32 +8,27 @@ from functools import partial
 
 from tailrace.error_codes import ErrorCode
 from tailrace.net.broker import Broker
-from tailrace.protocol.classic_group import (
+from tailrace.protocol.groups import (
+    CommitOffset,
     HeartbeatRequest,
     JoinGroupProtocol,
     JoinGroupRequest,
     LeaveGroupRequest,
-    SyncGroupAssignment,
-    SyncGroupRequest,
-)
-from tailrace.protocol.committed_offsets import (
-    CommitOffset,
+    MemberAssignment,
+    MemberSubscription,
     OffsetCommitRequest,
     OffsetFetchPartition,
     OffsetFetchRequest,
-)
-from tailrace.protocol.fetch import FetchPartition, FetchRequest
-from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest
-from tailrace.protocol.member_metadata import (
-    MemberAssignment,
-    MemberSubscription,
     OwnedPartitions,
+    SyncGroupAssignment,
+    SyncGroupRequest,
     decode_assignment,
     decode_subscription,
     encode_assignment,
     encode_subscription,
 )
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataTopic
+from tailrace.protocol.records import FetchPartition, FetchRequest, ListOffsetsPartition, ListOffsetsRequest
 from tests.support.net.open_connections import broker_at, coordinated
 
 SESSION_MS = 60_000

@@ -11,7 +11,7 @@ from tailrace import App, Consumer, GroupMember, SharedCluster, admin
 from tailrace.errors import AuthenticationError, BrokerConnectionError, ConfigurationError
 from tailrace.net.dialer import Dialer
 from tailrace.observe.events import ConnectionOpened
-from tailrace.protocol.committed_offsets import OffsetFetchRequest
+from tailrace.protocol.groups import OffsetFetchRequest
 from tailrace.protocol.metadata import FindCoordinatorRequest
 from tests.support.event_recorder import EventRecorder
 from tests.support.net.open_connections import broker_at, cluster_at, configured

@@ -14,7 +14,7 @@ from tailrace.config import resolve
 from tailrace.error_codes import ErrorCode
 from tailrace.producer.producer import Producer
 from tailrace.protocol.metadata import MetadataRequest
-from tailrace.protocol.produce import ProduceRequest
+from tailrace.protocol.records import ProduceRequest
 from tailrace.testing import KafkaServer
 from tests.producer.test_producer import read_all
 from tests.support.transaction_faults import LOSSES, with_code

@@ -10,25 +10,32 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tailrace.errors import MalformedMessageError, UnsupportedVersionError
-from tailrace.protocol.classic_group import HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, SyncGroupRequest
-from tailrace.protocol.committed_offsets import CommitOffset, OffsetCommitRequest, OffsetFetchRequest
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
-from tailrace.protocol.encoding.api import Api, read_request_header
-from tailrace.protocol.encoding.codec import encoder
-from tailrace.protocol.encoding.layout import (
+from tailrace.protocol.encoding.codec import (
     Array,
     ByTopic,
     OneElementArray,
     OneFieldStructure,
     Slot,
     Structure,
+    encoder,
     layout,
 )
 from tailrace.protocol.encoding.primitives import STRING
-from tailrace.protocol.group_descriptions import ListGroupsRequest
+from tailrace.protocol.groups import (
+    CommitOffset,
+    ConsumerGroupHeartbeatRequest,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    ListGroupsRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+)
 from tailrace.protocol.handshake import ApiVersionRange, ApiVersionsRequest, ApiVersionsResponse
-from tailrace.protocol.list_offsets import ListOffsetsRequest, OffsetForLeaderEpochRequest
+from tailrace.protocol.message import Api, read_request_header
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataTopic
+from tailrace.protocol.records import ListOffsetsRequest, OffsetForLeaderEpochRequest
 from tailrace.testing.apis import APIS
 from tests.support.protocol.message_strategies import requests, responses
 

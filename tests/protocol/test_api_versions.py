@@ -9,18 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import UnsupportedVersionError
-from tailrace.protocol.api_versions import CONSUMING, BrokerVersions, api_of
-from tailrace.protocol.classic_group import HeartbeatRequest
-from tailrace.protocol.committed_offsets import (
+from tailrace.protocol.admin import CreateTopicsRequest
+from tailrace.protocol.groups import (
     CommitOffset,
+    HeartbeatRequest,
     OffsetCommitRequest,
     OffsetFetchPartition,
     OffsetFetchRequest,
 )
-from tailrace.protocol.fetch import FetchRequest
-from tailrace.protocol.handshake import ApiVersionRange, ApiVersionsResponse
+from tailrace.protocol.handshake import CONSUMING, ApiVersionRange, ApiVersionsResponse, BrokerVersions, api_of
 from tailrace.protocol.metadata import MetadataRequest
-from tailrace.protocol.topics import CreateTopicsRequest
+from tailrace.protocol.records import FetchRequest
 from tailrace.testing.apis import APIS, api_by_key
 
 

@@ -9,11 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import MalformedMessageError, UnsupportedVersionError
-from tailrace.protocol.encoding.codec import decoder, encoder
+from tailrace.protocol.encoding.codec import Array, OneFieldStructure, Slot, decoder, encoder, layout
 from tailrace.protocol.encoding.fields import OneElement, by_topic, field
-from tailrace.protocol.encoding.frame_reader import FrameReader, write_uvarint
-from tailrace.protocol.encoding.layout import Array, OneFieldStructure, Slot, layout
-from tailrace.protocol.encoding.primitives import BOOL, BYTES, INT8, INT16, INT32, INT64, RECORDS, STRING, UUIDS, int8
+from tailrace.protocol.encoding.primitives import (
+    BOOL,
+    BYTES,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    RECORDS,
+    STRING,
+    UUIDS,
+    FrameReader,
+    int8,
+    write_uvarint,
+)
 from tailrace.protocol.message import ApiMessage
 
 

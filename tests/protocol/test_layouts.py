@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tailrace.protocol.encoding import primitives
-from tailrace.protocol.encoding.layout import (
+from tailrace.protocol.encoding.codec import (
     Array,
     ByTopic,
     OneElementArray,
@@ -14,7 +14,7 @@ from tailrace.protocol.encoding.layout import (
     Structure,
     layout,
 )
-from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription
+from tailrace.protocol.groups import MemberAssignment, MemberSubscription
 from tailrace.testing.apis import APIS
 from tests.support.protocol.kafka_schemas import SchemaField, definition, fields_of, is_flexible
 

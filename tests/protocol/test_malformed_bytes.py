@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.errors import MalformedMessageError
-from tailrace.protocol.classic_group import JoinGroupRequest, LeaveGroupRequest
-from tailrace.protocol.committed_offsets import OffsetFetchRequest
-from tailrace.protocol.encoding.api import read_request_header
-from tailrace.protocol.encoding.frame_reader import write_uvarint
-from tailrace.protocol.encoding.layout import Array, ByTopic, OneElementArray, OneFieldStructure, Structure, layout
-from tailrace.protocol.fetch import FetchedPartition, FetchRequest, FetchResponse
+from tailrace.protocol.encoding.codec import Array, ByTopic, OneElementArray, OneFieldStructure, Structure, layout
+from tailrace.protocol.encoding.primitives import write_uvarint
+from tailrace.protocol.groups import JoinGroupRequest, LeaveGroupRequest, OffsetFetchRequest
+from tailrace.protocol.message import read_request_header
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest
+from tailrace.protocol.records import FetchedPartition, FetchRequest, FetchResponse
 from tailrace.testing.apis import APIS
 from tests.support.protocol.message_strategies import requests, responses
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import MalformedMessageError
-from tailrace.protocol.member_metadata import (
+from tailrace.protocol.groups import (
     MemberAssignment,
     MemberSubscription,
     OwnedPartitions,

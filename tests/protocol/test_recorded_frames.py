@@ -16,22 +16,23 @@ import pytest
 
 from tailrace.batches.record_batch import split
 from tailrace.errors import MalformedMessageError
-from tailrace.protocol.classic_group import JoinGroupRequest
-from tailrace.protocol.configs import DescribeConfigsRequest
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest, TopicIdPartitions
-from tailrace.protocol.encoding.api import Api, read_request_header
-from tailrace.protocol.group_descriptions import ConsumerGroupDescribeRequest, DescribeGroupsRequest
-from tailrace.protocol.list_offsets import OffsetForLeaderEpochRequest
-from tailrace.protocol.member_metadata import (
+from tailrace.protocol.admin import DescribeConfigsRequest
+from tailrace.protocol.groups import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+    DescribeGroupsRequest,
+    JoinGroupRequest,
     MemberAssignment,
     OwnedPartitions,
+    TopicIdPartitions,
     decode_assignment,
     decode_cooperative_data,
     decode_sticky_data,
     decode_subscription,
 )
+from tailrace.protocol.message import Api, read_request_header
 from tailrace.protocol.metadata import MetadataRequest
-from tailrace.protocol.produce import ProduceRequest
+from tailrace.protocol.records import OffsetForLeaderEpochRequest, ProduceRequest
 from tailrace.protocol.transactions import EndTxnRequest, InitProducerIdRequest, TxnOffsetCommitRequest
 from tailrace.testing.apis import api_by_key
 

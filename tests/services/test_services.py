@@ -9,8 +9,8 @@ import signal
 import httpx
 import pytest
 
-from tailrace.protocol.classic_group import JoinGroupRequest
-from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.groups import JoinGroupRequest
+from tailrace.protocol.records import FetchRequest
 from tests.support.consumer_group import until
 
 TOTAL = 600

@@ -7,7 +7,7 @@ from contextlib import closing
 
 from tailrace.config import resolve
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.classic_group import LeaveGroupRequest
+from tailrace.protocol.groups import LeaveGroupRequest
 
 __all__ = ["expel"]
 

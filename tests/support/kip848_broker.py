@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from tailrace import Consumer
 from tailrace.config import resolve
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.committed_offsets import OffsetCommitRequest
-from tailrace.protocol.configs import ConfigAlteration, ConfigsToAlter, IncrementalAlterConfigsRequest
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from tailrace.protocol.admin import ConfigAlteration, ConfigsToAlter, IncrementalAlterConfigsRequest
+from tailrace.protocol.groups import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, OffsetCommitRequest
 from tailrace.testing import FaultProxy
 from tests.support.consumer_group import ConsumerGroup
 from tests.support.proxied_broker import ProxiedBroker

@@ -11,16 +11,18 @@ from tailrace.error_codes import ErrorCode
 from tailrace.errors import broker_error
 from tailrace.net.broker import Broker
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.classic_group import (
+from tailrace.protocol.groups import (
     JoinGroupProtocol,
     JoinGroupRequest,
     JoinGroupResponse,
     LeaveGroupRequest,
+    MemberSubscription,
+    OffsetFetchPartition,
+    OffsetFetchRequest,
     SyncGroupAssignment,
     SyncGroupRequest,
+    encode_subscription,
 )
-from tailrace.protocol.committed_offsets import OffsetFetchPartition, OffsetFetchRequest
-from tailrace.protocol.member_metadata import MemberSubscription, encode_subscription
 from tailrace.protocol.message import Request
 
 ResponseT = TypeVar("ResponseT", bound=Any)

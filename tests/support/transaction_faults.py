@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tailrace.protocol.produce import ProduceRequest
+from tailrace.protocol.records import ProduceRequest
 from tailrace.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,

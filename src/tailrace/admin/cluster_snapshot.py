@@ -20,17 +20,17 @@ from tailrace.admin.topics import watched_topics
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import BrokerConnectionError, RequestTimedOutError, TailraceError
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.committed_offsets import OffsetFetchRequest
-from tailrace.protocol.group_descriptions import (
+from tailrace.protocol.groups import (
     ConsumerGroupDescribeRequest,
     DescribedConsumerGroup,
     DescribedGroup,
     DescribeGroupsRequest,
     ListedGroup,
     ListGroupsRequest,
+    OffsetFetchRequest,
 )
-from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest
 from tailrace.protocol.message import Request
+from tailrace.protocol.records import ListOffsetsPartition, ListOffsetsRequest
 from tailrace.records import TopicPartition
 
 __all__ = ["cluster_snapshot"]

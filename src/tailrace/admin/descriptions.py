@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 
 from tailrace.errors import MalformedMessageError, broker_error
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.group_descriptions import (
+from tailrace.protocol.groups import (
     DescribedConsumerGroup,
     DescribedConsumerGroupMember,
     DescribedGroup,
     DescribedGroupMember,
     DescribedPartitions,
+    decode_assignment,
+    decode_subscription,
 )
-from tailrace.protocol.member_metadata import decode_assignment, decode_subscription
 from tailrace.records import TopicPartition
 
 __all__ = [

@@ -25,7 +25,7 @@ from tailrace.errors import (
     broker_error,
 )
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.group_descriptions import (
+from tailrace.protocol.groups import (
     ConsumerGroupDescribeRequest,
     DeleteGroupsRequest,
     DescribedConsumerGroup,

@@ -28,8 +28,8 @@ from tailrace.errors import (
     broker_error,
 )
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.committed_offsets import CommitOffset
-from tailrace.protocol.list_offsets import ListedOffset
+from tailrace.protocol.groups import CommitOffset
+from tailrace.protocol.records import ListedOffset
 from tailrace.records import TopicPartition
 
 __all__ = ["ResetPlan", "reset_offsets"]

@@ -19,7 +19,7 @@ from tailrace.errors import BrokerConnectionError, BrokerError, TopicRecreatedEr
 from tailrace.net.broker import Broker
 from tailrace.net.cluster import Cluster
 from tailrace.net.topic_ids import partitions_of_recreated_topics
-from tailrace.protocol.committed_offsets import (
+from tailrace.protocol.groups import (
     CommitOffset,
     OffsetCommitRequest,
     OffsetDeleteRequest,
@@ -27,14 +27,14 @@ from tailrace.protocol.committed_offsets import (
     OffsetFetchRequest,
     OffsetToDelete,
 )
-from tailrace.protocol.list_offsets import (
+from tailrace.protocol.message import Request
+from tailrace.protocol.records import (
     ListedOffset,
     ListOffsetsPartition,
     ListOffsetsRequest,
     OffsetForLeaderEpochPartition,
     OffsetForLeaderEpochRequest,
 )
-from tailrace.protocol.message import Request
 from tailrace.records import TopicPartition
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import Self, TypeAlias, assert_never
 
 from tailrace.admin.offsets import GroupOffset
 from tailrace.errors import ConfigurationError
-from tailrace.protocol.list_offsets import ListedOffset
+from tailrace.protocol.records import ListedOffset
 from tailrace.records import TopicPartition
 
 __all__ = [

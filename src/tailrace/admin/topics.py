@@ -14,8 +14,7 @@ from tailrace.context_managers import contextmanager
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, broker_error
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.message import Request
-from tailrace.protocol.topics import (
+from tailrace.protocol.admin import (
     CreateTopicsRequest,
     CreateTopicsResponse,
     DeleteTopicsRequest,
@@ -24,6 +23,7 @@ from tailrace.protocol.topics import (
     TopicConfig,
     TopicToDelete,
 )
+from tailrace.protocol.message import Request
 from tailrace.records import TopicPartition
 
 __all__ = ["create_topic", "delete_topic", "partitions_of", "partitions_with_leader", "watched_topics"]

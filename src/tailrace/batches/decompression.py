@@ -13,7 +13,7 @@ import cramjam
 from isal import isal_zlib
 
 from tailrace.errors import MalformedMessageError
-from tailrace.protocol.encoding.frame_reader import FrameReader
+from tailrace.protocol.encoding.primitives import FrameReader
 
 __all__ = ["decompress"]
 

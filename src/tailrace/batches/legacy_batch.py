@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tailrace.batches.decompression import decompress
 from tailrace.errors import MalformedMessageError
-from tailrace.protocol.encoding.frame_reader import FrameReader
+from tailrace.protocol.encoding.primitives import FrameReader
 
 __all__ = ["LegacyBatch"]
 

@@ -22,7 +22,7 @@ from tailrace.batches.decompression import decompress
 from tailrace.batches.legacy_batch import LegacyBatch
 from tailrace.compiled import batch_decoder
 from tailrace.errors import MalformedMessageError
-from tailrace.protocol.encoding.frame_reader import FrameReader
+from tailrace.protocol.encoding.primitives import FrameReader
 from tailrace.records import Record, TimestampType
 
 if TYPE_CHECKING:

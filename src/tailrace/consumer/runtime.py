@@ -52,8 +52,7 @@ from tailrace.core.delivery.positions import Positions
 from tailrace.core.group_requests import Identity
 from tailrace.core.metrics import MetricName
 from tailrace.errors import ConsumerStateError, RequestTimedOutError, TailraceError
-from tailrace.net.cluster import Cluster
-from tailrace.net.metadata_refresher import MetadataRefresher
+from tailrace.net.cluster import Cluster, MetadataRefresher
 from tailrace.observe.events import ConsumerFailed, ConsumerStarted, ConsumerStopped
 from tailrace.observe.hooks import Hook, Observer
 from tailrace.observe.statistics import ConsumerStatistics

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from tailrace.protocol.list_offsets import ListedOffset
+from tailrace.protocol.records import ListedOffset
 
 __all__ = ["EARLIEST", "LATEST", "StartFrom", "StartPoint", "shares_of"]
 

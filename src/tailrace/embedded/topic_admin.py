@@ -14,12 +14,7 @@ from typing import Self, TypeVar
 
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import KafkaServerError, MalformedMessageError, broker_error
-from tailrace.protocol.api_versions import BrokerVersions, api_of
-from tailrace.protocol.handshake import ApiVersionsRequest
-from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest
-from tailrace.protocol.message import Request
-from tailrace.protocol.metadata import MetadataRequest, MetadataResponse, MetadataTopic
-from tailrace.protocol.topics import (
+from tailrace.protocol.admin import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteRecordsRequest,
@@ -31,6 +26,10 @@ from tailrace.protocol.topics import (
     TopicResult,
     TopicToDelete,
 )
+from tailrace.protocol.handshake import ApiVersionsRequest, BrokerVersions, api_of
+from tailrace.protocol.message import Request
+from tailrace.protocol.metadata import MetadataRequest, MetadataResponse, MetadataTopic
+from tailrace.protocol.records import ListOffsetsPartition, ListOffsetsRequest
 
 __all__ = ["TopicAdmin", "new_topic"]
 

@@ -29,12 +29,18 @@ from tailrace.net.connection import Connection, not_sent_error
 from tailrace.net.dialer import Dialer
 from tailrace.observe.events import BrokerUnreachable, ConnectionLost, ConnectionOpened
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.api_versions import api_of
-from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
-from tailrace.protocol.committed_offsets import OffsetCommitRequest, OffsetFetchRequest
-from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.groups import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+)
+from tailrace.protocol.handshake import api_of
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import BrokerMetadata
+from tailrace.protocol.records import FetchRequest
 
 __all__ = ["Broker", "Channel", "ChannelKey"]
 

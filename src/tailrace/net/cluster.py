@@ -1,6 +1,7 @@
 """Brokers, metadata and group coordinators of a cluster.
 
-A Cluster runs no background task: MetadataRefresher refreshes the metadata. Several consumers may share a Cluster.
+A Cluster runs no background task: MetadataRefresher, which does, refreshes the metadata periodically and after
+stale-metadata errors. Several consumers may share a Cluster.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import copy
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import anyio
 
+from tailrace.auto_reset_event import AutoResetEvent
 from tailrace.config import ConsumerConfig, split_address
 from tailrace.core.backoff import Backoff
 from tailrace.core.cluster_metadata import ClusterMetadata
@@ -52,7 +54,7 @@ from tailrace.protocol.metadata import (
 from tailrace.records import TopicPartition
 from tailrace.values import robust_repr
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "MetadataRefresher"]
 
 ResultT = TypeVar("ResultT")
 ResponseT = TypeVar("ResponseT")
@@ -457,3 +459,74 @@ async def _first_of(attempts: Sequence[Callable[[], Awaitable[ResultT]]]) -> Res
     permanent_error = next((failure for failure in failures if isinstance(failure, permanent)), None)
     reasons = "; ".join(dict.fromkeys(map(str, failures))) or "the metadata lists none"
     raise permanent_error or BrokerConnectionError(f"no broker answers: {reasons}")
+
+
+# ---- periodic refresh ------------------------------------------------------------------------------------------------
+
+
+class MetadataRefresher:
+    """Refreshes cluster metadata when it is ``metadata_max_age_ms`` old, on request, and if a broker is unreachable.
+
+    Args:
+        cluster: cluster whose metadata is refreshed.
+        on_refresh: called after each refresh, even if nothing has changed.
+    """
+
+    def __init__(self, cluster: Cluster, on_refresh: Callable[[], None]) -> None:
+        self._cluster = cluster
+        self._on_refresh = on_refresh
+        self._max_age_s = cluster.config.metadata_max_age_ms / 1000
+        self._backoff = Backoff.of_ms(cluster.config.retry_backoff_ms, cluster.config.retry_backoff_max_ms)
+        self._repeat_s = 2 * cluster.config.retry_backoff_max_ms / 1000
+        """Time after a requested refresh in which another request counts as a repetition, in seconds."""
+        self._requested = AutoResetEvent()
+
+    def ask(self) -> None:
+        """Request a refresh, because the metadata is stale or incomplete."""
+        self._requested.set()
+
+    async def run_refreshes(self) -> None:
+        """Refresh the metadata until canceled; retry after connection errors.
+
+        Raises:
+            AuthenticationError, UnsupportedVersionError, ConfigurationError: all brokers failed, and at least one with
+                this error.
+        """
+        stop_watching = self._cluster.watch_staleness(self.ask)
+        try:
+            await self._refresh_forever()
+        finally:
+            stop_watching()
+
+    async def _refresh_forever(self) -> NoReturn:
+        loop, repetitions, repeated_until = asyncio.get_running_loop(), 0, 0.0
+        while True:
+            due_at = loop.time() + max(0.0, self._max_age_s - self._cluster.age_s)
+            await self._requested.wait(due_at)
+            # After a repeated request, the refresh waits for an exponential backoff, because the brokers did not have
+            # the requested information yet. A refresh that is due because of the metadata's age is not delayed.
+            if is_requested := (now := loop.time()) < due_at:
+                repetitions = repetitions + 1 if now < repeated_until else 0
+                if repetitions:
+                    await asyncio.sleep(min(self._pause_s(repetitions), due_at - now))
+            await self._refresh()
+            if is_requested:
+                repeated_until = loop.time() + self._repeat_s
+            self._on_refresh()
+
+    async def _refresh(self) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._cluster.refresh()
+            except AuthenticationError:
+                raise
+            except BrokerConnectionError:
+                # Cluster.refresh has emitted MetadataRefreshFailed.
+                failures += 1
+                await asyncio.sleep(self._pause_s(failures))
+            else:
+                return
+
+    def _pause_s(self, failures: int) -> float:
+        return self._backoff.pause_s(failures, random.random())  # noqa: S311

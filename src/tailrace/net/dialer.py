@@ -28,8 +28,7 @@ from tailrace.errors import (
 )
 from tailrace.net.connection import Connection
 from tailrace.net.security import authenticate, tls_context
-from tailrace.protocol.api_versions import BrokerVersions, api_of
-from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse
+from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse, BrokerVersions, api_of
 from tailrace.protocol.message import Request
 from tailrace.version import VERSION
 

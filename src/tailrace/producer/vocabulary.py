@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from tailrace.core.group_requests import Identity
 from tailrace.errors import TailraceError
-from tailrace.protocol.committed_offsets import CommitOffset
+from tailrace.protocol.groups import CommitOffset
 from tailrace.records import TopicPartition
 
 __all__ = [

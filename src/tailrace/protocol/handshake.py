@@ -1,21 +1,38 @@
-"""Requests that open a connection: ApiVersions, SaslHandshake and SaslAuthenticate."""
+"""Requests that open a connection: ApiVersions, SaslHandshake and SaslAuthenticate; versions that a broker supports."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from tailrace.errors import UnsupportedVersionError
 from tailrace.protocol.encoding.fields import field
 from tailrace.protocol.encoding.primitives import int16, int32, int64
-from tailrace.protocol.message import ApiMessage, Request
+from tailrace.protocol.groups import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+)
+from tailrace.protocol.message import Api, ApiMessage, Request
+from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest
+from tailrace.protocol.records import FetchRequest, ListOffsetsRequest
 
 __all__ = [
+    "CONSUMING",
     "ApiVersionRange",
     "ApiVersionsRequest",
     "ApiVersionsResponse",
+    "BrokerVersions",
     "FinalizedFeature",
     "SaslAuthenticateRequest",
     "SaslAuthenticateResponse",
     "SaslHandshakeRequest",
     "SaslHandshakeResponse",
     "SupportedFeature",
+    "api_of",
 ]
 
 
@@ -74,3 +91,88 @@ class SaslAuthenticateResponse(ApiMessage):
 
 class SaslAuthenticateRequest(Request[SaslAuthenticateResponse], key=36, versions=(0, 2), flexible_from=2):
     auth_bytes: bytes = field(repr=False)
+
+
+# ---- negotiation of versions -----------------------------------------------------------------------------------------
+
+ResponseT = TypeVar("ResponseT")
+
+CONSUMING: tuple[Api[Any], ...] = (
+    MetadataRequest.api,
+    FindCoordinatorRequest.api,
+    JoinGroupRequest.api,
+    SyncGroupRequest.api,
+    HeartbeatRequest.api,
+    LeaveGroupRequest.api,
+    OffsetCommitRequest.api,
+    OffsetFetchRequest.api,
+    ListOffsetsRequest.api,
+    FetchRequest.api,
+)
+"""APIs that a consumer needs; a connection to a broker that lacks one of them fails."""
+
+
+def api_of(request: Request[ResponseT]) -> Api[ResponseT]:
+    """Return the API of ``request``."""
+    return request.api
+
+
+class BrokerVersions:
+    """APIs, versions and features that a broker supports, from its ApiVersions response.
+
+    Attributes:
+        supported: highest supported level of each feature (KIP-584); empty if the broker does not support version 3 of
+            ApiVersions, the first version with features.
+        finalized: level of each feature that is in effect in the cluster; features at level 0 are missing.
+    """
+
+    def __init__(self, answer: ApiVersionsResponse) -> None:
+        self._ranges: dict[int, ApiVersionRange] = {one.api_key: one for one in answer.api_keys}
+        self.supported: Mapping[str, int] = {one.name: one.max_version for one in answer.supported_features}
+        self.finalized: Mapping[str, int] = {one.name: one.max_version_level for one in answer.finalized_features}
+
+    def __contains__(self, api: Api[Any]) -> bool:
+        return self._common_version(api) is not None
+
+    def version_of(self, api: Api[Any], newest: int | None = None) -> int:
+        """Return the newest version of ``api``, at most ``newest``, that the broker and tailrace support.
+
+        Raises:
+            UnsupportedVersionError: there is no such version.
+        """
+        version = self._common_version(api, newest)
+        if version is None:
+            raise UnsupportedVersionError(self._mismatch(api, newest))
+        return version
+
+    def check_consuming(self) -> None:
+        """Check that the broker supports all APIs that a consumer needs.
+
+        Raises:
+            UnsupportedVersionError: APIs are missing; the message names them and the versions on both sides.
+        """
+        missing = [self._mismatch(api) for api in CONSUMING if self._common_version(api) is None]
+        if missing:
+            raise UnsupportedVersionError(
+                "; ".join(missing)
+                + " - tailrace requires Apache Kafka 2.1 or newer: upgrade the broker, or tailrace for a newer broker"
+            )
+
+    def _common_version(self, api: Api[Any], limit: int | None = None) -> int | None:
+        supported = self._ranges.get(api.key)
+        if supported is None:
+            return None
+        newest = min(api.versions[-1], supported.max_version)
+        if limit is not None:
+            newest = min(newest, limit)
+        return newest if newest >= max(api.versions[0], supported.min_version) else None
+
+    def _mismatch(self, api: Api[Any], limit: int | None = None) -> str:
+        supported = self._ranges.get(api.key)
+        support = (
+            "does not support this API"
+            if supported is None
+            else f"supports {supported.min_version} to {supported.max_version}"
+        )
+        newest = api.versions[-1] if limit is None else min(limit, api.versions[-1])
+        return f"{api.name}: tailrace supports versions {api.versions[0]} to {newest}, the broker {support}"

@@ -9,22 +9,136 @@
 Where the wire format nests partitions in topics, a message has one flat tuple, and each entry contains its topic and
 partition. A field that is missing in an old version of a response has the default of Kafka's message definitions. Times
 are in milliseconds.
+
+From an API's first flexible version on, the request header has version 2, and the response header has version 1. The
+exception is ApiVersions: its response header always has version 0, so that clients of all versions can read it
+(KIP-511).
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform, get_args
+import struct
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast, dataclass_transform, get_args
 from uuid import UUID
 
 from msgspec import NODEFAULT, StructMeta
 
-from tailrace.protocol.encoding.api import Api
+from tailrace.error_codes import ErrorCode
+from tailrace.errors import MalformedMessageError
+from tailrace.protocol.encoding.codec import decoder_of, encoder_of
 from tailrace.protocol.encoding.fields import NEVER, DeclaredField, by_topic, field
+from tailrace.protocol.encoding.primitives import STRING, FrameReader
 from tailrace.values import Value
 
-__all__ = ["NO_TOPIC_ID", "ApiMessage", "Request"]
+__all__ = ["NO_TOPIC_ID", "Api", "ApiMessage", "Request", "RequestHeader", "read_request_header"]
+
+# ---- frames ----------------------------------------------------------------------------------------------------------
 
 ResponseT = TypeVar("ResponseT")
+
+_SIZE = struct.Struct(">i")
+_REQUEST_HEADER = struct.Struct(">hhi")
+_write_client_id = STRING.encoder(flexible=False, nullable=True)
+_read_client_id = STRING.decoder(flexible=False, nullable=True)
+_API_VERSIONS_KEY = 18
+_UNSUPPORTED = ErrorCode.UNSUPPORTED_VERSION.to_bytes(2, "big")
+
+
+class RequestHeader(NamedTuple):
+    """Header of a request, without its tagged fields."""
+
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: str | None
+
+
+@dataclass(frozen=True)
+class Api(Generic[ResponseT]):
+    """API of the protocol: key, versions, and encoding of whole frames; the metaclass of a request class creates it."""
+
+    key: int
+    name: str
+    versions: range
+    """Versions that tailrace supports; each connection negotiates one."""
+    flexible_from: int
+    """First flexible version (KIP-482); ``NEVER`` if no version is flexible."""
+    request_type: type
+    response_type: type[ResponseT]
+
+    def encode_request(self, request: object, version: int, *, correlation_id: int, client_id: str | None) -> bytearray:
+        """Return the frame of a request, including its length.
+
+        Raises:
+            UnsupportedVersionError: a field of ``request`` is set that ``version`` does not contain.
+            MalformedMessageError: a value does not fit its type.
+        """
+        out = bytearray(_SIZE.size)
+        out += _REQUEST_HEADER.pack(self.key, version, correlation_id)
+        _write_client_id(out, client_id)
+        if version >= self.flexible_from:
+            out.append(0)
+        return self._encoded(out, request, self.request_type, version)
+
+    def decode_response(self, frame: memoryview, version: int) -> ResponseT:
+        """Return the response in ``frame``, which begins with the correlation id."""
+        reader = FrameReader(frame)
+        reader.int32()
+        if self._response_is_tagged(version):
+            reader.skip_tagged_fields()
+        return cast(ResponseT, self._decoded(reader, self.response_type, version))
+
+    def response_version(self, frame: memoryview, request_version: int) -> int:
+        """Return the version of the response in ``frame``, which is ``request_version`` except for ApiVersions.
+
+        A broker that does not support this version of ApiVersions responds in version 0 with error code 35 (KIP-511).
+        """
+        is_refusal = self.key == _API_VERSIONS_KEY and bytes(frame[4:6]) == _UNSUPPORTED
+        return 0 if is_refusal else request_version
+
+    def decode_request(self, frame: memoryview, version: int) -> object:
+        """Return the request in ``frame``, which begins with the request header."""
+        reader = FrameReader(frame)
+        reader.view(_REQUEST_HEADER.size)
+        _read_client_id(reader)
+        if version >= self.flexible_from:
+            reader.skip_tagged_fields()
+        return self._decoded(reader, self.request_type, version)
+
+    def encode_response(self, response: ResponseT, version: int, *, correlation_id: int) -> bytearray:
+        """Return the frame of a response, including its length."""
+        out = bytearray(_SIZE.size)
+        out += _SIZE.pack(correlation_id)
+        if self._response_is_tagged(version):
+            out.append(0)
+        return self._encoded(out, response, self.response_type, version)
+
+    def _response_is_tagged(self, version: int) -> bool:
+        return version >= self.flexible_from and self.key != _API_VERSIONS_KEY
+
+    def _encoded(self, out: bytearray, message: object, kind: type, version: int) -> bytearray:
+        """Append ``message`` to ``out`` and write the length of the frame to its beginning."""
+        encoder_of(kind, version, flexible=version >= self.flexible_from)(out, message)
+        _SIZE.pack_into(out, 0, len(out) - _SIZE.size)
+        return out
+
+    def _decoded(self, reader: FrameReader, kind: type, version: int) -> object:
+        message: object = decoder_of(kind, version, flexible=version >= self.flexible_from)(reader)
+        if reader.remaining:
+            raise MalformedMessageError(f"{reader.remaining} bytes left over after a {self.name} message v{version}")
+        return message
+
+
+def read_request_header(frame: memoryview) -> RequestHeader:
+    """Return the header of the request in ``frame``, which does not include the length."""
+    reader = FrameReader(frame)
+    api_key, version, correlation_id = reader.unpack(_REQUEST_HEADER)
+    return RequestHeader(api_key, version, correlation_id, _read_client_id(reader))
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
 
 NO_TOPIC_ID = UUID(int=0)
 """Topic id in place of an unknown or missing one."""

@@ -8,9 +8,9 @@ which requires Produce version 12. AddPartitionsToTxn from version 4 on is used 
 
 from __future__ import annotations
 
-from tailrace.protocol.committed_offsets import CommitOffset, CommitResult
 from tailrace.protocol.encoding.fields import by_topic, field
 from tailrace.protocol.encoding.primitives import int16, int32, int64
+from tailrace.protocol.groups import CommitOffset, CommitResult
 from tailrace.protocol.message import ApiMessage, Request
 
 __all__ = [

@@ -5,27 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.protocol.api_versions import CONSUMING
-from tailrace.protocol.committed_offsets import OffsetDeleteRequest
-from tailrace.protocol.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
-from tailrace.protocol.encoding.api import Api
-from tailrace.protocol.group_descriptions import (
-    ConsumerGroupDescribeRequest,
-    DeleteGroupsRequest,
-    DescribeGroupsRequest,
-    ListGroupsRequest,
-)
-from tailrace.protocol.handshake import ApiVersionsRequest, SaslAuthenticateRequest, SaslHandshakeRequest
-from tailrace.protocol.list_offsets import OffsetForLeaderEpochRequest
-from tailrace.protocol.metadata import DescribeClusterRequest, DescribeQuorumRequest
-from tailrace.protocol.produce import ProduceRequest
-from tailrace.protocol.topics import (
+from tailrace.protocol.admin import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteRecordsRequest,
     DeleteTopicsRequest,
+    DescribeConfigsRequest,
+    IncrementalAlterConfigsRequest,
 )
+from tailrace.protocol.groups import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+    OffsetDeleteRequest,
+)
+from tailrace.protocol.handshake import CONSUMING, ApiVersionsRequest, SaslAuthenticateRequest, SaslHandshakeRequest
+from tailrace.protocol.message import Api
+from tailrace.protocol.metadata import DescribeClusterRequest, DescribeQuorumRequest
+from tailrace.protocol.records import OffsetForLeaderEpochRequest, ProduceRequest
 from tailrace.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,

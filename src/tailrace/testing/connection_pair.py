@@ -8,7 +8,7 @@ import socket
 import struct
 from typing import Any
 
-from tailrace.protocol.api_versions import api_of
+from tailrace.protocol.handshake import api_of
 from tailrace.testing.apis import api_by_key
 from tailrace.testing.faults import Fault, decode_frame
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from tailrace.protocol.encoding.api import Api
-from tailrace.protocol.message import Request
+from tailrace.protocol.message import Api, Request
 from tailrace.testing.apis import api_by_key
 
 __all__ = ["Direction", "Fault", "ProxiedFrame", "decode_frame", "recorded_bytes"]

@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tailrace.errors import MalformedMessageError
-from tailrace.protocol.encoding.api import read_request_header
-from tailrace.protocol.message import Request
+from tailrace.protocol.message import Request, read_request_header
 from tailrace.testing.apis import api_by_key
 from tailrace.testing.connection_pair import LENGTH, ConnectionPair, ProxiedRequest, edit_frame, read_frame
 from tailrace.testing.faults import Direction, Fault, ProxiedFrame, recorded_bytes

@@ -23,8 +23,8 @@ from tailrace.observe.events import (
 )
 from tailrace.observe.hooks import Observer
 from tailrace.producer.vocabulary import ProducerState
-from tailrace.protocol.committed_offsets import OffsetFetchRequest
-from tailrace.protocol.produce import ProduceRequest
+from tailrace.protocol.groups import OffsetFetchRequest
+from tailrace.protocol.records import ProduceRequest
 from tailrace.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,

@@ -18,7 +18,7 @@ from tailrace.observe.events import (
     PartitionsRevoked,
     TransactionAborted,
 )
-from tailrace.protocol.classic_group import JoinGroupRequest, SyncGroupRequest
+from tailrace.protocol.groups import JoinGroupRequest, SyncGroupRequest
 from tailrace.protocol.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from tests.support.consumer_group import commit_as_it_is, until
 from tests.support.pipelines import check, direct, fill, offsets_now, passing_on, until_committed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tailrace import TopicPartition
-from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.records import FetchRequest
 from tests.support.consumer_group import until
 from tests.support.proxied_broker import numbers
 

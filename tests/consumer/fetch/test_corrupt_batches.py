@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tailrace import CorruptRecordError, TopicPartition
 from tailrace.observe.events import CorruptBatchFetched, FetchCompleted
-from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.records import FetchRequest
 from tests.support.event_recorder import EventRecorder
 
 EARLIEST = {"auto_offset_reset": "earliest"}

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tailrace.protocol.list_offsets import ListOffsetsRequest
+from tailrace.protocol.records import ListOffsetsRequest
 from tests.support.consumer_group import until
 
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from tailrace import Consumer, ConsumerStateError, TopicPartition
 from tailrace.error_codes import ErrorCode
 from tailrace.observe.events import OffsetsCommitted
-from tailrace.protocol.fetch import FetchRequest
 from tailrace.protocol.handshake import ApiVersionsRequest
 from tailrace.protocol.metadata import MetadataRequest
+from tailrace.protocol.records import FetchRequest
 from tests.support.event_recorder import EventRecorder
 from tests.support.simulation.cpu_time import cpu_time
 

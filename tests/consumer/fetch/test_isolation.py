@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.consumer.fetch.fetcher import visible
-from tailrace.protocol.fetch import AbortedTransaction
+from tailrace.protocol.records import AbortedTransaction
 
 
 @dataclass(frozen=True)

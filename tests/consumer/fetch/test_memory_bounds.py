@@ -7,8 +7,8 @@ import asyncio
 from tailrace import TopicPartition
 from tailrace.consumer.fetch.plan import slot_of
 from tailrace.observe.events import FetchCompleted, GroupJoined
-from tailrace.protocol.classic_group import HeartbeatRequest
-from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.groups import HeartbeatRequest
+from tailrace.protocol.records import FetchRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 

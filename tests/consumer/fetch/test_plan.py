@@ -25,8 +25,8 @@ from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.core.delivery.positions import Positions
 from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.error_codes import RETRIABLE, ErrorCode
-from tailrace.protocol.fetch import FetchPartition
 from tailrace.protocol.metadata import BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
+from tailrace.protocol.records import FetchPartition
 from tailrace.records import TopicPartition
 
 TOPIC_ID = UUID(int=1)

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from tailrace.error_codes import ErrorCode
-from tailrace.protocol.fetch import FetchRequest
 from tailrace.protocol.metadata import MetadataRequest
+from tailrace.protocol.records import FetchRequest
 from tests.support.consumer_group import until
 from tests.support.proxied_broker import ProxiedBroker, numbers
 

@@ -10,7 +10,7 @@ import pytest
 
 from tailrace import TopicPartition
 from tailrace.observe.events import OffsetReset
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
+from tailrace.protocol.groups import ConsumerGroupHeartbeatRequest
 from tailrace.protocol.metadata import MetadataRequest
 from tests.support.consumer_group import ConsumerGroup, until
 from tests.support.event_recorder import EventRecorder

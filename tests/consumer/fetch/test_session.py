@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tailrace.consumer.fetch.session import FetchSession
 from tailrace.error_codes import ErrorCode
-from tailrace.protocol.fetch import FetchPartition, FetchResponse, ForgottenPartition
+from tailrace.protocol.records import FetchPartition, FetchResponse, ForgottenPartition
 from tailrace.records import TopicPartition
 
 FIRST_ID, SECOND_ID = UUID(int=1), UUID(int=2)

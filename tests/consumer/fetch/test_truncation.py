@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tailrace import LogTruncatedError
 from tailrace.observe.events import LogTruncated
-from tailrace.protocol.fetch import EpochEndOffset, FetchRequest
+from tailrace.protocol.records import EpochEndOffset, FetchRequest
 from tests.support.event_recorder import EventRecorder
 from tests.support.proxied_broker import numbers
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tailrace import CorruptRecordError, TopicPartition
 from tailrace.batches.record_batch import split
 from tailrace.observe.events import CorruptBatchFetched
-from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.records import FetchRequest
 from tests.support.event_recorder import EventRecorder
 from tests.support.protocol.built_batches import resealed
 

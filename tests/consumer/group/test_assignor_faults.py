@@ -27,8 +27,13 @@ from tailrace.observe.events import (
     OffsetReset,
     PartitionsAssigned,
 )
-from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest
-from tailrace.protocol.member_metadata import MemberAssignment, OwnedPartitions, encode_assignment
+from tailrace.protocol.groups import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    MemberAssignment,
+    OwnedPartitions,
+    encode_assignment,
+)
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 from tests.support.manual_member import ManualMember

@@ -44,7 +44,7 @@ from tailrace.consumer.group.vocabulary import (
     TakeOver,
 )
 from tailrace.core.group_requests import Identity
-from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
+from tailrace.protocol.groups import MemberAssignment, MemberSubscription, OwnedPartitions
 from tests.support.simulation.classic_member import (
     ASSIGNMENT,
     EVENTS,

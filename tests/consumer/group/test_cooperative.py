@@ -8,8 +8,7 @@ import pytest
 
 from tailrace import TopicPartition
 from tailrace.observe.events import GroupJoined, PartitionsAssigned, PartitionsRevoked
-from tailrace.protocol.classic_group import JoinGroupRequest
-from tailrace.protocol.member_metadata import decode_subscription
+from tailrace.protocol.groups import JoinGroupRequest, decode_subscription
 from tests.support.consumer_group import ConsumerGroup, until
 from tests.support.event_recorder import EventRecorder
 

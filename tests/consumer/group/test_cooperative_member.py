@@ -41,7 +41,7 @@ from tailrace.consumer.group.vocabulary import (
 )
 from tailrace.core.group_requests import Identity
 from tailrace.errors import RebalanceError
-from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
+from tailrace.protocol.groups import MemberAssignment, MemberSubscription, OwnedPartitions
 from tailrace.records import TopicPartition
 from tests.support.simulation.classic_member import (
     ASSIGNMENT,

@@ -22,7 +22,7 @@ from tailrace.observe.events import (
     PartitionsLost,
     SessionExpired,
 )
-from tailrace.protocol.classic_group import HeartbeatRequest
+from tailrace.protocol.groups import HeartbeatRequest
 from tailrace.testing import KafkaCluster
 from tests.support.consumer_group import ConsumerGroup, until
 from tests.support.event_recorder import EventRecorder

@@ -29,8 +29,14 @@ from tailrace.observe.events import (
     GroupRequestFailed,
     PartitionsLost,
 )
-from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
-from tailrace.protocol.committed_offsets import OffsetCommitRequest, OffsetFetchRequest
+from tailrace.protocol.groups import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+)
 from tailrace.protocol.metadata import FindCoordinatorRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder

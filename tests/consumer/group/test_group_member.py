@@ -16,7 +16,7 @@ from tailrace import (
     NoCommonAssignorError,
     RebalanceError,
 )
-from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from tailrace.protocol.groups import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 from tests.support.consumer_group import until
 
 QUICK = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 100}

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tailrace.observe.events import GroupJoined, GroupRequestFailed, PartitionsLost
-from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
+from tailrace.protocol.groups import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
 from tests.support.consumer_group import ConsumerGroup, until
 from tests.support.event_recorder import EventRecorder
 

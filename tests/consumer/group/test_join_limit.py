@@ -19,7 +19,7 @@ from tailrace.consumer.group.vocabulary import (
 )
 from tailrace.core.group_requests import Identity
 from tailrace.errors import BrokerError, RebalanceError
-from tailrace.protocol.member_metadata import MemberAssignment
+from tailrace.protocol.groups import MemberAssignment
 
 JOIN, SYNC = SendJoin("", (), "", 1.0), SendSync(Identity(), "range", {}, 1.0)
 

@@ -56,7 +56,7 @@ from tailrace.consumer.group.vocabulary import (
 )
 from tailrace.core.group_requests import Identity
 from tailrace.errors import FencedMemberError, RebalanceError
-from tailrace.protocol.member_metadata import MemberAssignment
+from tailrace.protocol.groups import MemberAssignment
 from tailrace.records import TopicPartition
 from tests.support.simulation.driven_machine import NOW, check_events, effects_after, effects_of, state_of
 

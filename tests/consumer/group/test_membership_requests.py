@@ -11,11 +11,10 @@ from msgspec.structs import replace
 from tailrace import RebalanceError, TopicPartition
 from tailrace.consumer.group.assignors.range_and_roundrobin import SubscribedMember, roundrobin_assignor
 from tailrace.observe.events import GroupJoined
-from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
-from tailrace.protocol.committed_offsets import OffsetFetchRequest
-from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.groups import HeartbeatRequest, JoinGroupRequest, OffsetFetchRequest, SyncGroupRequest
 from tailrace.protocol.handshake import ApiVersionsRequest
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest
+from tailrace.protocol.records import FetchRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 

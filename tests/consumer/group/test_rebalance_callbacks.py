@@ -19,7 +19,7 @@ from tailrace.observe.events import (
     PartitionsLost,
     PartitionsRevoked,
 )
-from tailrace.protocol.classic_group import HeartbeatRequest
+from tailrace.protocol.groups import HeartbeatRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 from tests.support.expulsion import expel

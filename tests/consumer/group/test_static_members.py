@@ -11,8 +11,13 @@ import pytest
 
 from tailrace import ConfigurationError, FencedMemberError, TopicPartition
 from tailrace.observe.events import ConsumerFailed, GroupJoined, PartitionsAssigned, PartitionsLost, RebalanceStarted
-from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
-from tailrace.protocol.committed_offsets import OffsetCommitRequest
+from tailrace.protocol.groups import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    SyncGroupRequest,
+)
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 

@@ -23,9 +23,14 @@ from tailrace.observe.events import (
     OffsetsCommitted,
     PartitionsAssigned,
 )
-from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
-from tailrace.protocol.committed_offsets import OffsetCommitRequest, OffsetCommitResponse
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
+from tailrace.protocol.groups import (
+    ConsumerGroupHeartbeatRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    SyncGroupRequest,
+)
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 

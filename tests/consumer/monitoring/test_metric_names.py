@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
-from tailrace.protocol.committed_offsets import OffsetCommitRequest
+from tailrace.protocol.groups import HeartbeatRequest, JoinGroupRequest, OffsetCommitRequest, SyncGroupRequest
 from tests.support.consumer_group import until
 
 QUICK = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 200, "max_poll_interval_ms": 6_000}

@@ -9,10 +9,8 @@ import pytest
 from confluent_kafka import Producer
 
 from tailrace import ConfigurationError, ConsumerStateError, TopicPartition
-from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest
-from tailrace.protocol.committed_offsets import OffsetCommitRequest
-from tailrace.protocol.fetch import FetchRequest
-from tailrace.protocol.list_offsets import ListOffsetsRequest
+from tailrace.protocol.groups import HeartbeatRequest, JoinGroupRequest, OffsetCommitRequest
+from tailrace.protocol.records import FetchRequest, ListOffsetsRequest
 from tests.support.consumer_group import until
 from tests.support.proxied_broker import numbers
 

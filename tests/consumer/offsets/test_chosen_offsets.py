@@ -8,8 +8,8 @@ import pytest
 
 from tailrace import App, OffsetAndMetadata, TopicPartition
 from tailrace.observe.events import OffsetReset, OffsetsCommitted, PartitionsAssigned
-from tailrace.protocol.committed_offsets import OffsetCommitRequest
-from tailrace.protocol.list_offsets import ListOffsetsRequest
+from tailrace.protocol.groups import OffsetCommitRequest
+from tailrace.protocol.records import ListOffsetsRequest
 from tests.consumer.positions.test_seek_and_reset import cut
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder

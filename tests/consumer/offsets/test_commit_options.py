@@ -15,8 +15,7 @@ from tailrace.observe.events import (
     OffsetReset,
     OffsetsCommitted,
 )
-from tailrace.protocol.classic_group import LeaveGroupRequest
-from tailrace.protocol.committed_offsets import OffsetCommitRequest, OffsetFetchRequest
+from tailrace.protocol.groups import LeaveGroupRequest, OffsetCommitRequest, OffsetFetchRequest
 from tailrace.protocol.metadata import FindCoordinatorRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder

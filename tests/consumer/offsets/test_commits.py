@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from tailrace import CommitFailedError, ConsumerStateError, OffsetAndMetadata, TopicPartition
 from tailrace.error_codes import ErrorCode
 from tailrace.observe.events import CommitFailed, OffsetsCommitted
-from tailrace.protocol.classic_group import HeartbeatRequest
-from tailrace.protocol.committed_offsets import OffsetCommitRequest
+from tailrace.protocol.groups import HeartbeatRequest, OffsetCommitRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 from tests.support.expulsion import expel

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tailrace import CommitFailedError, TopicPartition
 from tailrace.observe.events import PartitionsRevoked, TopicRecreated
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
+from tailrace.protocol.groups import ConsumerGroupHeartbeatRequest
 from tailrace.protocol.handshake import ApiVersionsRequest
 from tailrace.protocol.metadata import MetadataRequest
 from tests.support.consumer_group import until

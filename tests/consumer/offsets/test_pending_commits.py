@@ -10,7 +10,7 @@ from tailrace.consumer.offsets.commits import CommitClock, Commits, CommitSnapsh
 from tailrace.core.delivery.positions import Positions
 from tailrace.core.delivery.progress import InFlight
 from tailrace.core.offset_map import OffsetMap, decode_metadata
-from tailrace.protocol.committed_offsets import CommitOffset
+from tailrace.protocol.groups import CommitOffset
 from tailrace.records import OffsetAndMetadata, TopicPartition
 from tests.support.simulation.records import records_at
 

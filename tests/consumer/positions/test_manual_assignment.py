@@ -17,9 +17,9 @@ from tailrace import (
     TopicPartition,
     UnknownTopicError,
 )
-from tailrace.protocol.committed_offsets import OffsetFetchRequest
-from tailrace.protocol.list_offsets import ListOffsetsRequest
+from tailrace.protocol.groups import OffsetFetchRequest
 from tailrace.protocol.metadata import MetadataRequest
+from tailrace.protocol.records import ListOffsetsRequest
 from tests.support.consumer_group import until
 from tests.support.witness import offsets
 

@@ -18,8 +18,8 @@ from tailrace import (
     UnknownPartitionError,
     UnknownTopicError,
 )
-from tailrace.protocol.classic_group import JoinGroupRequest
-from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.groups import JoinGroupRequest
+from tailrace.protocol.records import FetchRequest
 from tests.support.consumer_group import until
 
 EARLIEST = {"auto_offset_reset": "earliest"}

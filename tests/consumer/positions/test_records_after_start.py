@@ -9,7 +9,7 @@ import pytest
 
 from tailrace import App, Consumer, TopicPartition
 from tailrace.observe.events import StartOffsetDelayed, StartOffsetFound
-from tailrace.protocol.list_offsets import ListOffsetsRequest
+from tailrace.protocol.records import ListOffsetsRequest
 from tests.support.consumer_group import kill
 from tests.support.event_recorder import EventRecorder
 

@@ -22,8 +22,7 @@ from tailrace import (
     UnknownTopicError,
 )
 from tailrace.observe.events import OffsetReset, OffsetsCommitted
-from tailrace.protocol.fetch import FetchRequest
-from tailrace.protocol.list_offsets import ListOffsetsRequest
+from tailrace.protocol.records import FetchRequest, ListOffsetsRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tailrace.consumer.offsets.commits import Commits
 from tailrace.core.delivery.positions import Positions
 from tailrace.core.offset_map import decode_metadata
-from tailrace.protocol.committed_offsets import CommitOffset
+from tailrace.protocol.groups import CommitOffset
 from tailrace.records import OffsetAndMetadata, TopicPartition
 from tests.support.simulation.records import records_at
 

@@ -16,7 +16,7 @@ from tailrace.error_codes import ErrorCode
 from tailrace.producer.transactional.producer import TransactionalProducer
 from tailrace.producer.vocabulary import ProducerState
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataResponse
-from tailrace.protocol.produce import ProduceRequest
+from tailrace.protocol.records import ProduceRequest
 from tailrace.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,

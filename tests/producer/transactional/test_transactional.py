@@ -49,7 +49,7 @@ from tailrace.producer.vocabulary import (
     TryAgain,
     Unanswered,
 )
-from tailrace.protocol.committed_offsets import CommitOffset
+from tailrace.protocol.groups import CommitOffset
 from tests.support.simulation.driven_machine import check_events, effects_after
 from tests.support.simulation.transactional_member import FIRST, NOW, SECOND, member
 

@@ -46,7 +46,7 @@ from tailrace.producer.vocabulary import (
     TryAgain,
     Unanswered,
 )
-from tailrace.protocol.committed_offsets import CommitOffset
+from tailrace.protocol.groups import CommitOffset
 from tailrace.records import TopicPartition
 from tests.support.simulation.listed_batch import ListedBatch
 from tests.support.simulation.transaction_brokers import Brokers, Stage

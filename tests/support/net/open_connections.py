@@ -13,7 +13,7 @@ from tailrace.net.cluster import Cluster
 from tailrace.net.connection import Connection
 from tailrace.net.dialer import Dialer
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.committed_offsets import OffsetFetchRequest
+from tailrace.protocol.groups import OffsetFetchRequest
 from tailrace.protocol.metadata import BrokerMetadata, FindCoordinatorRequest
 from tests.support.event_recorder import EventRecorder
 

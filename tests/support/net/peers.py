@@ -14,9 +14,8 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Self
 
-from tailrace.protocol.encoding.api import RequestHeader, read_request_header
 from tailrace.protocol.handshake import ApiVersionRange, ApiVersionsRequest, ApiVersionsResponse
-from tailrace.protocol.message import Request
+from tailrace.protocol.message import Request, RequestHeader, read_request_header
 from tailrace.testing.apis import APIS, api_by_key
 
 Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from tailrace.embedded.jars import broker_class_path
-from tailrace.protocol.encoding.frame_reader import FrameReader
+from tailrace.protocol.encoding.primitives import FrameReader
 
 ERRORS = "org/apache/kafka/common/protocol/Errors"
 RETRIABLE = "org/apache/kafka/common/errors/RetriableException"

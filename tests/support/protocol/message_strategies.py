@@ -13,8 +13,7 @@ from uuid import UUID
 from hypothesis import strategies as st
 
 from tailrace.protocol.encoding import primitives
-from tailrace.protocol.encoding.api import Api
-from tailrace.protocol.encoding.layout import (
+from tailrace.protocol.encoding.codec import (
     Array,
     ByTopic,
     OneElementArray,
@@ -24,6 +23,7 @@ from tailrace.protocol.encoding.layout import (
     Structure,
     layout,
 )
+from tailrace.protocol.message import Api
 
 Strategy = st.SearchStrategy[Any]
 

@@ -39,54 +39,49 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tailrace.batches.batch_writer import BatchWriter
-from tailrace.protocol.api_versions import api_of
-from tailrace.protocol.classic_group import (
-    HeartbeatRequest,
-    JoinGroupProtocol,
-    JoinGroupRequest,
-    LeaveGroupRequest,
-    SyncGroupAssignment,
-    SyncGroupRequest,
-)
-from tailrace.protocol.committed_offsets import (
-    CommitOffset,
-    OffsetCommitRequest,
-    OffsetDeleteRequest,
-    OffsetFetchPartition,
-    OffsetFetchRequest,
-    OffsetToDelete,
-)
-from tailrace.protocol.configs import (
+from tailrace.protocol.admin import (
     ConfigAlteration,
     ConfigsToAlter,
     ConfigsToDescribe,
     DescribeConfigsRequest,
     IncrementalAlterConfigsRequest,
 )
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest, TopicIdPartitions
-from tailrace.protocol.encoding.api import Api
-from tailrace.protocol.group_descriptions import (
+from tailrace.protocol.groups import (
+    CommitOffset,
     ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
+    HeartbeatRequest,
+    JoinGroupProtocol,
+    JoinGroupRequest,
+    LeaveGroupRequest,
     ListGroupsRequest,
+    MemberAssignment,
+    MemberSubscription,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchPartition,
+    OffsetFetchRequest,
+    OffsetToDelete,
+    OwnedPartitions,
+    SyncGroupAssignment,
+    SyncGroupRequest,
+    TopicIdPartitions,
+    encode_assignment,
+    encode_subscription,
 )
-from tailrace.protocol.list_offsets import (
+from tailrace.protocol.handshake import api_of
+from tailrace.protocol.message import NO_TOPIC_ID, Api
+from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataTopic
+from tailrace.protocol.records import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     OffsetForLeaderEpochPartition,
     OffsetForLeaderEpochRequest,
+    ProduceRequest,
+    RecordsToProduce,
 )
-from tailrace.protocol.member_metadata import (
-    MemberAssignment,
-    MemberSubscription,
-    OwnedPartitions,
-    encode_assignment,
-    encode_subscription,
-)
-from tailrace.protocol.message import NO_TOPIC_ID
-from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataTopic
-from tailrace.protocol.produce import ProduceRequest, RecordsToProduce
 from tailrace.protocol.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tailrace.error_codes import ErrorCode
-from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription
+from tailrace.protocol.groups import MemberAssignment, MemberSubscription
 
 NOTHING = MemberAssignment(())
 

@@ -14,7 +14,7 @@ from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import AuthenticationError, ConfigurationError, TailraceError, UnsupportedVersionError
 from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
+from tailrace.protocol.groups import ConsumerGroupHeartbeatRequest
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import (
     METADATA_LOG,

@@ -23,9 +23,9 @@ from tailrace.admin.requests import ask_coordinator
 from tailrace.admin.topics import watched_topics
 from tailrace.errors import GroupAuthorizationFailedError, NotAConsumerGroupError, TailraceError, UnknownGroupError
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.group_descriptions import DescribeGroupsRequest
-from tailrace.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest
+from tailrace.protocol.groups import DescribeGroupsRequest
 from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED
+from tailrace.protocol.records import ListOffsetsPartition, ListOffsetsRequest
 from tailrace.records import TopicPartition
 
 __all__ = ["GroupState", "group_facts", "log_sizes", "read_group_state"]

@@ -10,7 +10,7 @@ from tailrace.admin.diagnosis.topic_findings import SETTINGS, TopicFacts
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import TailraceError, broker_error
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.configs import ConfigsToDescribe, DescribeConfigsRequest
+from tailrace.protocol.admin import ConfigsToDescribe, DescribeConfigsRequest
 from tailrace.protocol.metadata import MetadataRequest, MetadataTopic
 
 __all__ = ["BROKER", "all_topics", "broker_settings", "named_topics", "topics_with_settings"]

@@ -44,7 +44,7 @@ from tailrace.errors import CommitFailedError, TailraceError, TopicRecreatedErro
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import CommitFailed, TopicRecreated
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.committed_offsets import CommitOffset
+from tailrace.protocol.groups import CommitOffset
 from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import TopicPartition
 

@@ -13,8 +13,7 @@ from tailrace.consumer.offsets.requests import group_by_leader, list_offsets
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.start_point import LATEST
 from tailrace.errors import BrokerConnectionError, MalformedMessageError
-from tailrace.net.cluster import Cluster
-from tailrace.net.metadata_refresher import MetadataRefresher
+from tailrace.net.cluster import Cluster, MetadataRefresher
 from tailrace.records import TopicPartition
 
 __all__ = ["EndOffsetRefresher", "positions_without_fetch"]

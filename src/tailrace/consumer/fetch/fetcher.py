@@ -59,11 +59,10 @@ from tailrace.errors import (
     broker_error,
 )
 from tailrace.net.broker import Channel, ChannelKey
-from tailrace.net.cluster import Cluster
-from tailrace.net.metadata_refresher import MetadataRefresher
+from tailrace.net.cluster import Cluster, MetadataRefresher
 from tailrace.observe.events import CorruptBatchFetched, FetchCompleted, FetchFailed, FetchInterrupted, LogTruncated
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.fetch import AbortedTransaction, FetchedPartition, FetchRequest, FetchResponse
+from tailrace.protocol.records import AbortedTransaction, FetchedPartition, FetchRequest, FetchResponse
 from tailrace.records import TopicPartition
 
 if TYPE_CHECKING:

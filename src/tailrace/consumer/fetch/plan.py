@@ -20,7 +20,7 @@ from tailrace.consumer.fetch.session import FetchSource
 from tailrace.core.delivery.positions import Position
 from tailrace.core.error_reactions import ReactionTable
 from tailrace.error_codes import ErrorCode
-from tailrace.protocol.fetch import FetchPartition
+from tailrace.protocol.records import FetchPartition
 from tailrace.records import TopicPartition
 
 __all__ = [

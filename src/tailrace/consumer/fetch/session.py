@@ -15,7 +15,7 @@ from uuid import UUID
 from tailrace.core.cluster_metadata import ClusterMetadata, Leadership, is_other_log
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.error_codes import ErrorCode
-from tailrace.protocol.fetch import FetchPartition, FetchResponse, ForgottenPartition
+from tailrace.protocol.records import FetchPartition, FetchResponse, ForgottenPartition
 from tailrace.records import TopicPartition
 
 __all__ = ["FetchSession", "FetchSource", "FetchSources", "SessionPart", "sources_change_at", "without_session"]

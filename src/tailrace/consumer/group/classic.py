@@ -68,7 +68,7 @@ from tailrace.core.backoff import Backoff
 from tailrace.core.group_requests import Identity
 from tailrace.core.machine import Row, StateMachine, TransitionTable, all_but
 from tailrace.errors import RebalanceError, TailraceError
-from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
+from tailrace.protocol.groups import MemberAssignment, MemberSubscription, OwnedPartitions
 from tailrace.records import TopicPartition
 
 __all__ = [

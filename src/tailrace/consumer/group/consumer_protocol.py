@@ -13,11 +13,13 @@ from msgspec.structs import replace
 
 from tailrace.consumer.group.vocabulary import GroupEvent, JoinedAsFollower, JoinedAsLeader, SendJoin, SendSync, Synced
 from tailrace.errors import MalformedMessageError
-from tailrace.protocol.classic_group import JoinGroupProtocol, JoinGroupResponse, SyncGroupAssignment
-from tailrace.protocol.member_metadata import (
+from tailrace.protocol.groups import (
+    JoinGroupProtocol,
+    JoinGroupResponse,
     MemberAssignment,
     MemberSubscription,
     OwnedPartitions,
+    SyncGroupAssignment,
     decode_assignment,
     decode_cooperative_data,
     decode_sticky_data,

@@ -71,9 +71,15 @@ from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import GroupLeft, GroupRequestCompleted, GroupRequestFailed
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.classic_group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest, TopicIdPartitions
-from tailrace.protocol.member_metadata import MemberAssignment
+from tailrace.protocol.groups import (
+    ConsumerGroupHeartbeatRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    MemberAssignment,
+    SyncGroupRequest,
+    TopicIdPartitions,
+)
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import FindCoordinatorRequest
 from tailrace.records import TopicPartition
@@ -217,7 +223,7 @@ class GroupRequests:
 
     async def session_timeout(self) -> SessionKnown | None:
         """Request the group's session timeout from a broker (KIP-848); return None if it cannot be read."""
-        from tailrace.protocol.configs import ConfigsToDescribe, DescribeConfigsRequest  # noqa: PLC0415 - KIP-848 only
+        from tailrace.protocol.admin import ConfigsToDescribe, DescribeConfigsRequest  # noqa: PLC0415 - KIP-848 only
 
         request = DescribeConfigsRequest((ConfigsToDescribe(_GROUP_RESOURCE, self._group_id, (_SESSION_OPTION,)),))
         try:
@@ -406,7 +412,7 @@ class GroupRequests:
     async def _describe_group(self, effect: DescribeGroup) -> GroupDescribed:
         """Request the subscription and assignment of each member; the group answers them only while it is stable."""
         # Most consumers never send this request, so its classes are not created at their start.
-        from tailrace.protocol.group_descriptions import DescribeGroupsRequest  # noqa: PLC0415
+        from tailrace.protocol.groups import DescribeGroupsRequest  # noqa: PLC0415
 
         try:
             coordinator = await self._coordinator()

@@ -13,8 +13,14 @@ from typing import NamedTuple, Protocol, TypeAlias
 from tailrace.consumer.group.assignors.strategies import Strategy
 from tailrace.consumer.group.vocabulary import GroupEvent, JoinedAsFollower, JoinedAsLeader, SendJoin, SendSync, Synced
 from tailrace.errors import ConfigurationError, RebalanceError
-from tailrace.protocol.classic_group import JoinGroupProtocol, JoinGroupResponse, SyncGroupAssignment
-from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
+from tailrace.protocol.groups import (
+    JoinGroupProtocol,
+    JoinGroupResponse,
+    MemberAssignment,
+    MemberSubscription,
+    OwnedPartitions,
+    SyncGroupAssignment,
+)
 from tailrace.user_exceptions import error_text
 
 __all__ = ["Encodable", "Generation", "GroupRole", "HasEncode", "RoleProtocol"]

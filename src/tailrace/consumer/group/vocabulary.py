@@ -23,7 +23,7 @@ from tailrace.errors import (
     GroupError,
     TailraceError,
 )
-from tailrace.protocol.member_metadata import MemberAssignment, MemberSubscription, OwnedPartitions
+from tailrace.protocol.groups import MemberAssignment, MemberSubscription, OwnedPartitions
 from tailrace.records import TopicPartition
 from tailrace.values import Value
 

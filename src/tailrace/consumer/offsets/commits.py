@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.offset_map import OffsetMap, encode_metadata
-from tailrace.protocol.committed_offsets import CommitOffset
+from tailrace.protocol.groups import CommitOffset
 from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import OffsetAndMetadata, TopicPartition
 

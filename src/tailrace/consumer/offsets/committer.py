@@ -48,7 +48,7 @@ from tailrace.observe.events import (
     TopicRecreated,
 )
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.committed_offsets import CommitOffset, OffsetCommitRequest
+from tailrace.protocol.groups import CommitOffset, OffsetCommitRequest
 from tailrace.records import OffsetAndMetadata, TopicPartition
 from tailrace.user_exceptions import error_text
 

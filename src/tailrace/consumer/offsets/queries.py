@@ -16,7 +16,7 @@ from tailrace.core.start_point import EARLIEST, LATEST, StartPoint
 from tailrace.error_codes import TRANSIENT, ErrorCode
 from tailrace.errors import BrokerError, TailraceError, UnknownPartitionError, broker_error
 from tailrace.net.cluster import Cluster
-from tailrace.protocol.list_offsets import ListedOffset
+from tailrace.protocol.records import ListedOffset
 from tailrace.records import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 __all__ = ["TOPIC_GRACE_S", "OffsetQueries", "check_topics"]

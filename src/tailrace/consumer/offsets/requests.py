@@ -22,7 +22,7 @@ from tailrace.errors import BrokerConnectionError, BrokerError, broker_error
 from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
 from tailrace.net.topic_ids import partitions_of_recreated_topics
-from tailrace.protocol.committed_offsets import (
+from tailrace.protocol.groups import (
     CommitOffset,
     CommittedOffset,
     OffsetCommitRequest,
@@ -30,8 +30,8 @@ from tailrace.protocol.committed_offsets import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
-from tailrace.protocol.list_offsets import ListedOffset, ListOffsetsPartition, ListOffsetsRequest
 from tailrace.protocol.message import NO_TOPIC_ID
+from tailrace.protocol.records import ListedOffset, ListOffsetsPartition, ListOffsetsRequest
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
 __all__ = [

@@ -21,11 +21,10 @@ from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, BrokerError, MalformedMessageError, TailraceError
-from tailrace.net.cluster import Cluster
-from tailrace.net.metadata_refresher import MetadataRefresher
+from tailrace.net.cluster import Cluster, MetadataRefresher
 from tailrace.observe.events import OffsetReset, StartOffsetDelayed, StartOffsetFound
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.list_offsets import ListedOffset
+from tailrace.protocol.records import ListedOffset
 from tailrace.records import TopicPartition
 
 __all__ = ["OffsetResetter"]

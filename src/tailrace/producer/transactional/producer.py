@@ -54,7 +54,7 @@ from tailrace.producer.vocabulary import (
     TransactionSettings,
     TryAgain,
 )
-from tailrace.protocol.committed_offsets import CommitOffset
+from tailrace.protocol.groups import CommitOffset
 from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import OffsetAndMetadata, TopicPartition
 from tailrace.values import robust_repr

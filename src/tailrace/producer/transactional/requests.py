@@ -49,7 +49,7 @@ from tailrace.producer.vocabulary import (
     TryAgain,
     Unanswered,
 )
-from tailrace.protocol.committed_offsets import CommitResult
+from tailrace.protocol.groups import CommitResult
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import FindCoordinatorRequest
 from tailrace.protocol.transactions import (

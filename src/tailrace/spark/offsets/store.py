@@ -45,7 +45,7 @@ from tailrace.errors import (
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import OffsetMapDropped, OffsetsCommitted
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.committed_offsets import CommitOffset
+from tailrace.protocol.groups import CommitOffset
 from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import TopicPartition
 from tailrace.spark.loop_thread import LoopThread

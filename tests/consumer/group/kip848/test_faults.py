@@ -21,8 +21,12 @@ from tailrace.observe.events import (
     PartitionsLost,
     PartitionsRevoked,
 )
-from tailrace.protocol.committed_offsets import OffsetCommitRequest, OffsetFetchRequest
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest, TopicIdPartitions
+from tailrace.protocol.groups import (
+    ConsumerGroupHeartbeatRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    TopicIdPartitions,
+)
 from tailrace.protocol.metadata import FindCoordinatorRequest
 from tailrace.testing import KafkaServer
 from tests.support.consumer_group import ConsumerGroup, kill, until

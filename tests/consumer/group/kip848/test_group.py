@@ -7,9 +7,8 @@ from collections import Counter
 
 from tailrace import TopicPartition
 from tailrace.observe.events import PartitionsRevoked
-from tailrace.protocol.committed_offsets import OffsetCommitRequest
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
-from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.groups import ConsumerGroupHeartbeatRequest, OffsetCommitRequest
+from tailrace.protocol.records import FetchRequest
 from tests.support.consumer_group import ConsumerGroup, until
 from tests.support.event_recorder import EventRecorder
 

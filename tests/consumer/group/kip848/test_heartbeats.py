@@ -7,9 +7,9 @@ import asyncio
 from msgspec.structs import replace
 
 from tailrace.observe.events import GroupJoined, PartitionsLost
-from tailrace.protocol.configs import DescribeConfigsRequest
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
-from tailrace.protocol.fetch import FetchRequest
+from tailrace.protocol.admin import DescribeConfigsRequest
+from tailrace.protocol.groups import ConsumerGroupHeartbeatRequest
+from tailrace.protocol.records import FetchRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 from tests.support.kip848_broker import has_no_changes, is_full

@@ -14,7 +14,7 @@ from tailrace.observe.events import (
     PartitionsLost,
     PartitionsRevoked,
 )
-from tailrace.protocol.consumer_group import ConsumerGroupHeartbeatRequest
+from tailrace.protocol.groups import ConsumerGroupHeartbeatRequest
 from tests.support.consumer_group import ConsumerGroup, kill, until
 from tests.support.event_recorder import EventRecorder
 
