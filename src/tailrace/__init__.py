@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tailrace.app.app import App
     from tailrace.app.declare.parameters import Depends, Header, Key
-    from tailrace.app.declare.schema_registry.codec import SchemaRegistry
     from tailrace.app.failures.reject import Reject
     from tailrace.app.handlers import Handlers
     from tailrace.app.options import AppOptions, HandlerOptions
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from tailrace.app.processes.process_pool_consumer import ProcessPoolConsumer
     from tailrace.app.processes.worker_pool import WorkerPool
     from tailrace.app.publish.message import Message
+    from tailrace.codecs.schema_registry import SchemaRegistry
     from tailrace.config import ConsumerOptions
     from tailrace.consumer.consumer import Consumer
     from tailrace.consumer.delivery.streams import RecordStream
@@ -176,7 +176,7 @@ _MODULES = {
     "RecordStream": "consumer.delivery.streams",
     "Reject": "app.failures.reject",
     "Retry": "app.policies",
-    "SchemaRegistry": "app.declare.schema_registry.codec",
+    "SchemaRegistry": "codecs.schema_registry",
     "SharedCluster": "consumer.shared_cluster",
     "TopicPartition": "records",
     "WorkerPool": "app.processes.worker_pool",

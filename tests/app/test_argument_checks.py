@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tailrace import App, ConfigurationError, Consumer, Message, OffsetAndMetadata, PublishError, TopicPartition
-from tailrace.app.declare.codecs import JsonCodec
+from tailrace.codecs.json_codec import JsonCodec
 
 
 class Listener:

@@ -15,7 +15,7 @@ LAYERS = [
     {"spark", "integrations"},
     {"__init__"},
     {"app"},
-    {"consumer", "admin", "producer"},
+    {"consumer", "admin", "producer", "codecs"},
     {"net", "embedded"},
     {"core"},
     {"batches"},

@@ -15,8 +15,6 @@ from typing import Any, Self, cast
 
 from typing_extensions import Unpack
 
-from tailrace.app.codec_protocols import AnyCodec
-from tailrace.app.declare.codecs import JsonCodec
 from tailrace.app.declare.parameters import Provider
 from tailrace.app.declare.plan import make_plan
 from tailrace.app.dispatch.executor import Executor
@@ -43,6 +41,8 @@ from tailrace.app.transactions.exactly_once import (
     transaction_options,
     with_transactions,
 )
+from tailrace.codecs.json_codec import JsonCodec
+from tailrace.codecs.protocols import AnyCodec
 from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, hide_secrets, resolve
 from tailrace.consumer.supervisor import Supervisor
 from tailrace.context_managers import asynccontextmanager

@@ -14,10 +14,10 @@ from typing import Any, TypeAlias, TypeVar
 from typing_extensions import Unpack
 
 from tailrace.app.argument_checks import compile_pattern
-from tailrace.app.codec_protocols import AnyCodec
 from tailrace.app.function_kinds import FunctionKind, check_hook, handler_kind
 from tailrace.app.options import BatchMiddleware, HandlerOptions, Unmatched, check_handler_options
 from tailrace.app.policies import Batch, OnFailure, OrderBy, Retry
+from tailrace.codecs.protocols import AnyCodec
 from tailrace.core.legal_topic_names import topic_name_fault
 from tailrace.errors import ConfigurationError
 from tailrace.records import Record

@@ -10,8 +10,8 @@ from typing import Any, Generic, Literal, TypeAlias, get_args
 from typing_extensions import TypedDict, TypeVar
 
 from tailrace.app.argument_checks import check_codec, check_middleware, check_text, check_when
-from tailrace.app.codec_protocols import AnyCodec
 from tailrace.app.policies import Batch, OnFailure, OrderBy, Retry
+from tailrace.codecs.protocols import AnyCodec
 from tailrace.config import ConsumerOptions
 from tailrace.config.resolution import place_of, similar
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tailrace.app.codec_protocols import AnyCodec
 from tailrace.app.handlers import Handler
 from tailrace.app.policies import OnFailure, Retry
+from tailrace.codecs.protocols import AnyCodec
 
 __all__ = ["ResolvedOptions"]
 

@@ -11,10 +11,10 @@ from typing import Annotated
 import msgspec
 import pytest
 
-from tailrace.app.declare.codecs import JsonCodec
 from tailrace.app.declare.dependencies import open_dependencies
 from tailrace.app.declare.parameters import Depends, Header, Key
 from tailrace.app.declare.prepared_handler import prepare
+from tailrace.codecs.json_codec import JsonCodec
 from tailrace.errors import ConfigurationError, ConsumerStateError, DecodeError
 from tailrace.records import Record
 

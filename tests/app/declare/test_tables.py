@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from tailrace import ConfigurationError, Record
-from tailrace.app.declare.codecs import JsonCodec
 from tailrace.app.declare.prepared_handler import prepare
 from tailrace.batches.columns import arrow_of
+from tailrace.codecs.json_codec import JsonCodec
 
 RECORDS = [
     Record("orders", 3, 7, b"ann", b"{}", 1_000, (("trace", b"1"), ("empty", None))),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tailrace import App, Retry, TopicPartition
-from tailrace.app.declare.codecs import JsonCodec
 from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.topics.later_topics import LaterTopics
 from tailrace.app.topics.routes import Routes
+from tailrace.codecs.json_codec import JsonCodec
 from tailrace.config import resolve
 from tailrace.embedded.cluster import free_ports
 from tailrace.observe.events import TopicMissing

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import ConfigurationError, Retry
-from tailrace.app.declare.codecs import JsonCodec
 from tailrace.app.handlers import Handlers
 from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.topics.names import DEAD, REPLAY, RETRY, NameForm, topic_name
 from tailrace.app.topics.routes import Routes
+from tailrace.codecs.json_codec import JsonCodec
 
 NAMES = st.text("ab.-_", min_size=1, max_size=8)
 

@@ -10,10 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tailrace.app.codec_protocols import AnyCodec, FetchingCodec, TopicReader
-from tailrace.app.declare.annotations import split_none
 from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, DependencyKey, Opened, Reader, create_binding
-from tailrace.app.declare.codecs import topic_reader
 from tailrace.app.declare.parameter_readers import create_key_or_header_reader
 from tailrace.app.declare.parameters import (
     DefaultSource,
@@ -30,6 +27,9 @@ from tailrace.app.declare.parameters import (
 from tailrace.app.declare.signature import read_signature
 from tailrace.app.function_kinds import FunctionKind, identity_of, kind_of, name_of
 from tailrace.awaitables import is_coroutine
+from tailrace.codecs.annotations import split_none
+from tailrace.codecs.json_codec import topic_reader
+from tailrace.codecs.protocols import AnyCodec, FetchingCodec, TopicReader
 from tailrace.context_managers import AsyncExitStack, asynccontextmanager, contextmanager
 from tailrace.errors import ConfigurationError, ConsumerStateError
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from tailrace.app.codec_protocols import AnyCodec, Codec, Decode, RecordCodec, TopicReader
-from tailrace.app.declare.annotations import described, split_none
-from tailrace.app.declare.codecs import JsonCodec, text_decoder, topic_reader
 from tailrace.app.declare.parameters import HeaderSource, KeySource
+from tailrace.codecs.annotations import described, split_none
+from tailrace.codecs.json_codec import JsonCodec, text_decoder, topic_reader
+from tailrace.codecs.protocols import AnyCodec, Codec, Decode, RecordCodec, TopicReader
 from tailrace.errors import ConfigurationError, DecodeError
 from tailrace.records import Record
 from tailrace.user_exceptions import message_of

@@ -9,7 +9,6 @@ import typing
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeAlias
 
-from tailrace.app.declare.annotations import described, metadata, parts, resolve
 from tailrace.app.declare.parameters import (
     ArgumentSource,
     DefaultSource,
@@ -24,6 +23,7 @@ from tailrace.app.declare.parameters import (
     ValueSource,
 )
 from tailrace.awaitables import called_function
+from tailrace.codecs.annotations import described, metadata, parts, resolve
 from tailrace.errors import ConfigurationError
 from tailrace.records import Record
 

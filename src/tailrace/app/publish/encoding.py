@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from tailrace.app.codec_protocols import AnyCodec, TopicCodec
-from tailrace.app.declare.codecs import encode_text
 from tailrace.app.publish.message import Message
+from tailrace.codecs.json_codec import encode_text
+from tailrace.codecs.protocols import AnyCodec, TopicCodec
 from tailrace.core.legal_topic_names import topic_name_fault
 from tailrace.errors import PublishError, SchemaRegistryError
 from tailrace.user_exceptions import message_of

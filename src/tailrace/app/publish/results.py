@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import ContextVar
 from typing import Any, Self, TypeVar
 
-from tailrace.app.codec_protocols import AnyCodec
 from tailrace.app.options import Handle
 from tailrace.app.publish.abandonment import check_not_abandoned
 from tailrace.app.publish.encoding import Headers, OutgoingRecord, encode_messages, messages_in, trace_in, with_trace
 from tailrace.app.publish.ordered_gather import gather_in_order
 from tailrace.awaitables import resolve_result
+from tailrace.codecs.protocols import AnyCodec
 from tailrace.observe.telemetry_guard import TelemetryGuard
 from tailrace.producer.publisher import Published, Publisher
 from tailrace.records import Record

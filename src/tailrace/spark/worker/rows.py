@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union
 import msgspec
 from typing_extensions import is_typeddict
 
-from tailrace.app.declare.annotations import described, split_none
 from tailrace.app.handlers import Handler
 from tailrace.app.publish.encoding import results_in
 from tailrace.app.publish.message import Message
+from tailrace.codecs.annotations import described, split_none
 from tailrace.errors import ConfigurationError, HandlerFailedError
 from tailrace.records import Record, TopicPartition
 from tailrace.spark.worker.task_metrics import METRICS_COLUMN

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from tailrace.app.codec_protocols import Decode, FetchingCodec, TopicReader, TopicReadingCodec
-from tailrace.app.declare.annotations import described, metadata, parts, split_none
+from tailrace.codecs.annotations import described, metadata, parts, split_none
+from tailrace.codecs.protocols import Decode, FetchingCodec, TopicReader, TopicReadingCodec
 
 __all__ = [
     "JsonCodec",

@@ -1,4 +1,4 @@
-"""Limits for Avro payloads and schemas, checked before fastavro's C decoder reads a payload.
+"""Avro payloads, with limits that are checked before fastavro's C decoder reads a payload.
 
 The C decoder recurses for each level of nesting, and creates all values that take no bytes. A few bytes from a
 malicious producer could overflow the stack, exhaust the memory of the process, or block the event loop for minutes.
@@ -6,12 +6,135 @@ malicious producer could overflow the stack, exhaust the memory of the process, 
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
+import io
+import json
 import math
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from typing import Any, NamedTuple
 
-__all__ = ["for_fastavro", "payload_check"]
+import msgspec
+
+from tailrace.codecs.annotations import described
+from tailrace.codecs.json_codec import dump_pydantic
+from tailrace.codecs.wire_format import (
+    HEADER_SIZE,
+    LocalSchema,
+    PayloadReader,
+    PayloadWriter,
+    Schema,
+    converter,
+    required_text,
+)
+
+__all__ = ["AvroFormat", "for_fastavro", "payload_check"]
+
+_AVRO_TYPES = (
+    bytes,
+    bytearray,
+    dt.datetime,
+    dt.date,
+    dt.time,
+    decimal.Decimal,
+    uuid.UUID,
+)
+"""Types that are passed to fastavro unchanged; other types are converted to numbers, strings, lists and dicts."""
+
+
+class AvroFormat:
+    """Avro, with fastavro; the fields of a schema and of a Python type are matched by name."""
+
+    kind = "AVRO"
+    is_by_class = False
+
+    def __init__(self) -> None:
+        import fastavro  # noqa: PLC0415 - an extra
+
+        self._avro = fastavro
+
+    def check(self, annotation: object) -> None:
+        """Raise TypeError if the format cannot decode to a type."""
+        converter(annotation)
+
+    def reader(self, schema: Schema, annotation: object) -> PayloadReader:
+        """Return a reader of values that were written with this schema."""
+        parsed, read_avro, convert = self._parsed(schema), self._avro.schemaless_reader, converter(annotation)
+        check_payload = payload_check(parsed)
+
+        def read(data: bytes) -> object:
+            if check_payload is not None:
+                check_payload(data, HEADER_SIZE)
+            stream = io.BytesIO(data)
+            stream.seek(HEADER_SIZE)
+            return convert(read_avro(stream, parsed, None))
+
+        return PayloadReader(read, is_slow=check_payload is not None)
+
+    def writer(self, schema: Schema, value: object) -> PayloadWriter:  # noqa: ARG002 - any value
+        """Return a writer of payloads with this schema."""
+        try:
+            parsed = self._parsed(schema, keeps_defaults=True)
+        except self._avro.schema.SchemaParseException:
+            parsed = self._parsed(schema)  # The schema may have an invalid default, which Java ignores.
+        write_avro = self._avro.schemaless_writer
+
+        def write(value: object) -> bytes:
+            stream = io.BytesIO()
+            # strict_allow_default: otherwise, fields that the schema does not have would be dropped silently.
+            write_avro(stream, parsed, _convert_to_builtins(value), strict_allow_default=True)
+            return stream.getvalue()
+
+        return PayloadWriter(write)
+
+    def local_schemas(self, text: str | None, value: object) -> Mapping[str, LocalSchema]:  # noqa: ARG002
+        """Return the schema in ``text``, with the name ""."""
+        return {"": LocalSchema(required_text(text))}
+
+    def record_name(self, text: str | None, value: object) -> str:  # noqa: ARG002
+        """Return the name of the schema in ``text``."""
+        schema = json.loads(required_text(text))
+        name = schema.get("name") if isinstance(schema, dict) else None
+        if not name:
+            raise ValueError("the schema has no name")
+        space = schema.get("namespace")
+        return f"{space}.{name}" if space and "." not in name else name
+
+    def _parsed(self, schema: Schema, *, keeps_defaults: bool = False) -> Any:  # noqa: ANN401 - fastavro's
+        def load(text: str) -> Any:  # noqa: ANN401
+            return for_fastavro(json.loads(text), keeps_defaults=keeps_defaults)
+
+        if not schema.references:
+            return self._avro.parse_schema(load(schema.text))
+        from fastavro.repository import AbstractSchemaRepository  # noqa: PLC0415 - an extra
+        from fastavro.schema import load_schema  # noqa: PLC0415
+
+        texts = {"": schema.text, **schema.references}
+
+        class References(AbstractSchemaRepository):
+            def load(self, name: str) -> Any:  # noqa: ANN401
+                return load(texts[name])
+
+        return load_schema("", repo=References())
+
+
+def _convert_to_builtins(value: object) -> object:
+    if hasattr(type(value), "__pydantic_serializer__"):
+        value = dump_pydantic(value)
+    return msgspec.to_builtins(value, builtin_types=_AVRO_TYPES, enc_hook=_to_builtins)
+
+
+def _to_builtins(value: Any) -> object:  # noqa: ANN401
+    """Convert a pydantic model to a dict; msgspec calls this function for values that it does not support."""
+    try:
+        return dump_pydantic(value)
+    except TypeError as error:
+        raise TypeError(f"{described(type(value))} cannot be encoded as Avro") from error
+
+
+# ---- limits ----------------------------------------------------------------------------------------------------------
 
 _MAX_NESTED_RECORDS = 200
 """Maximum nesting of records in a payload of a recursive schema."""

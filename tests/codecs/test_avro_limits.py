@@ -12,8 +12,8 @@ from decimal import Decimal
 import fastavro
 import pytest
 
-from tailrace.app.declare.schema_registry.formats import AvroFormat, check_schema, header_of
-from tailrace.app.declare.schema_registry.schema import Schema
+from tailrace.codecs.avro import AvroFormat
+from tailrace.codecs.wire_format import Schema, check_schema, header_of
 
 TREE = {
     "type": "record",
@@ -79,7 +79,7 @@ def test_at_most_200_nested_records_are_decoded():
 def test_a_deeply_nested_payload_raises_an_error():
     """A deeply nested payload raises an error instead of overflowing the C stack."""
     script = (
-        "from tests.app.declare.schema_registry.test_avro_limits import CHAIN, header_of, reader\n"
+        "from tests.codecs.test_avro_limits import CHAIN, header_of, reader\n"
         "try:\n    reader(CHAIN)(header_of(1) + b'\\x02' * 500_000 + b'\\x00')\n"
         "except ValueError as error:\n    print(error)"
     )
@@ -233,7 +233,7 @@ def ended(expression):
     """Return what a new process prints that evaluates an expression, or a negative number if a signal ended it."""
     names = "CHAIN, arrays, doubling, nested_types, read, record, varint"
     script = (
-        f"from tests.app.declare.schema_registry.test_avro_limits import {names}\n"
+        f"from tests.codecs.test_avro_limits import {names}\n"
         f"try:\n    {expression}\n"
         "except (TypeError, ValueError) as error:\n    print(error)"
     )

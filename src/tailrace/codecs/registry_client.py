@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from anyio.to_thread import run_sync
 
-from tailrace.app.declare.schema_registry.schema import Schema
+from tailrace.codecs.wire_format import Schema
 from tailrace.context_managers import asynccontextmanager
 from tailrace.errors import ConfigurationError, PublishError, SchemaRegistryError
 from tailrace.extras import install_hint
@@ -424,7 +424,7 @@ def _rules(rule_set: Any, mode: str) -> list[str]:  # noqa: ANN401
 
 def _is_compiled(schema: Schema) -> bool:
     """Return True if a Protobuf schema and the schemas that it references are in compiled form."""
-    from tailrace.app.declare.schema_registry.protobuf import decode_compiled  # noqa: PLC0415 - an extra
+    from tailrace.codecs.protobuf import decode_compiled  # noqa: PLC0415 - an extra
 
     return all(decode_compiled("", text) is not None for text in (schema.text, *schema.references.values()))
 

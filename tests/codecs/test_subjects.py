@@ -12,7 +12,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from tailrace import App, Consumer, DecodeError, Key, Record, Retry, SchemaRegistry, SchemaRegistryError
 from tailrace.app.declare.prepared_handler import prepare
-from tailrace.app.declare.schema_registry import subjects
+from tailrace.codecs import schema_decoders as subjects
 from tailrace.observe.events import RecordDeadLettered
 from tests.support.consumer_group import until
 

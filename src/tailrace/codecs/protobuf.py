@@ -19,16 +19,16 @@ from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
 
-from tailrace.app.codec_protocols import Decode
-from tailrace.app.declare.annotations import described, split_none
-from tailrace.app.declare.schema_registry.formats import (
+from tailrace.codecs.annotations import described, split_none
+from tailrace.codecs.protocols import Decode
+from tailrace.codecs.wire_format import (
     HEADER_SIZE,
     LocalSchema,
     PayloadReader,
     PayloadWriter,
+    Schema,
     converter,
 )
-from tailrace.app.declare.schema_registry.schema import Schema
 
 __all__ = ["ProtobufFormat", "decode_compiled"]
 

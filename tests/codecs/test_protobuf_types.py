@@ -12,9 +12,8 @@ import pytest
 from google.protobuf import any_pb2, descriptor_pb2, duration_pb2, message_factory, timestamp_pb2, wrappers_pb2
 from google.protobuf.descriptor_pool import DescriptorPool
 
-from tailrace.app.declare.schema_registry.formats import header_of
-from tailrace.app.declare.schema_registry.protobuf import ProtobufFormat
-from tailrace.app.declare.schema_registry.schema import Schema
+from tailrace.codecs.protobuf import ProtobufFormat
+from tailrace.codecs.wire_format import Schema, header_of
 
 FILE = descriptor_pb2.FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3")
 FILE.dependency.extend(f"google/protobuf/{name}.proto" for name in ("any", "duration", "timestamp", "wrappers"))

@@ -18,10 +18,10 @@ import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.app.codec_protocols import Codec, RecordCodec
-from tailrace.app.declare.codecs import JsonCodec
 from tailrace.app.declare.parameters import Key
 from tailrace.app.declare.prepared_handler import prepare
+from tailrace.codecs.json_codec import JsonCodec
+from tailrace.codecs.protocols import Codec, RecordCodec
 from tailrace.errors import ConfigurationError, DecodeError
 from tailrace.records import Record
 

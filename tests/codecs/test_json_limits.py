@@ -13,9 +13,9 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from tailrace import App, DecodeError, Key, PublishError, Record, SchemaRegistry
 from tailrace.app.declare.prepared_handler import prepare
-from tailrace.app.declare.schema_registry import formats
-from tailrace.app.declare.schema_registry.formats import JsonFormat, header_of
-from tailrace.app.declare.schema_registry.schema import Schema
+from tailrace.codecs import json_schema
+from tailrace.codecs.json_schema import JsonFormat
+from tailrace.codecs.wire_format import Schema, header_of
 from tailrace.observe.events import RecordDeadLettered
 from tests.support.consumer_group import until
 
@@ -250,7 +250,7 @@ async def test_a_slow_value_becomes_a_dead_letter(  # noqa: PLR0917 - fixtures
 ):
     """On a real broker, values whose validation takes too long become dead letters, and the others are handled."""
     topic, handled = new_topic(), []
-    monkeypatch.setattr(formats, "_MAX_SECONDS", 0.2)
+    monkeypatch.setattr(json_schema, "_MAX_SECONDS", 0.2)
     schema_id = register(registry, f"{topic}-value", EXPRESSION)
     app = App(
         bootstrap_servers=kafka_server.bootstrap_servers,

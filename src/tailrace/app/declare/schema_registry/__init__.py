@@ -1,1 +1,0 @@
-"""Codec for values and keys whose schemas are in a schema registry: Avro, JSON Schema and Protobuf."""
