@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from tailrace.config import ConsumerOptions
     from tailrace.consumer.consumer import Consumer
     from tailrace.consumer.delivery.streams import RecordStream
-    from tailrace.consumer.group.member import GroupMember
-    from tailrace.consumer.group.role_protocol import Generation, GroupRole
+    from tailrace.consumer.group.group_member import Generation, GroupMember, GroupRole
     from tailrace.consumer.monitoring.status import ConsumerHealth, ConsumerOffsets, Lag
     from tailrace.consumer.shared_cluster import SharedCluster
     from tailrace.errors import (
@@ -161,9 +160,9 @@ _MODULES = {
     "ConsumerStatistics": "observe.statistics",
     "Lag": "consumer.monitoring.status",
     "Depends": "app.declare.parameters",
-    "Generation": "consumer.group.role_protocol",
-    "GroupMember": "consumer.group.member",
-    "GroupRole": "consumer.group.role_protocol",
+    "Generation": "consumer.group.group_member",
+    "GroupMember": "consumer.group.group_member",
+    "GroupRole": "consumer.group.group_member",
     "HandlerOptions": "app.options",
     "Handlers": "app.handlers",
     "Header": "app.declare.parameters",

@@ -7,8 +7,7 @@ import pytest
 from tailrace.consumer.group import classic, kip848
 from tailrace.consumer.group import classic as classic_states
 from tailrace.consumer.group import kip848 as kip848_states
-from tailrace.consumer.group.requests import event_of
-from tailrace.consumer.group.vocabulary import (
+from tailrace.consumer.group.machine import (
     CoordinatorGone,
     GenerationLost,
     GroupEvent,
@@ -18,6 +17,7 @@ from tailrace.consumer.group.vocabulary import (
     RebalanceCalled,
     RetryLater,
 )
+from tailrace.consumer.group.requests import event_of
 from tailrace.core.group_requests import REACTIONS, GroupReaction, GroupRequestKind, error_of
 from tailrace.error_codes import RETRIABLE, ErrorCode
 from tailrace.errors import (

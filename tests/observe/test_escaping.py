@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tailrace import ConfigurationError, Record, SchemaRegistry, TopicPartition
-from tailrace.app.processes.child import Child
+from tailrace.app.processes.child_process import Child
 from tailrace.cli import main
 from tailrace.cli.tools.record_lines import writer_of
 from tailrace.config import resolve

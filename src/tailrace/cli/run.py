@@ -117,7 +117,7 @@ def _settings(options: argparse.Namespace) -> ConsumerOptions:
 def _run_workers(options: argparse.Namespace) -> int:
     import asyncio  # noqa: PLC0415
 
-    from tailrace.app.processes.worker_pool import WorkerPool  # noqa: PLC0415
+    from tailrace.app.processes.worker_pool import WorkerPool, run_reloading  # noqa: PLC0415
 
     pool = WorkerPool(
         options.app,
@@ -132,7 +132,5 @@ def _run_workers(options: argparse.Namespace) -> int:
         return 0
     if find_spec("watchfiles") is None:
         raise ConfigurationError(f"--reload needs watchfiles - {install_hint('cli')}")
-    from tailrace.app.processes.reload import run_reloading  # noqa: PLC0415
-
     asyncio.run(_run_serving(options, pool, lambda: run_reloading(pool, Path.cwd())))
     return 0

@@ -26,8 +26,8 @@ from tailrace.consumer.delivery.slices import OffsetGaps
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch, UnreadableBatches
 from tailrace.consumer.fetch.end_offsets import EndOffsetRefresher
 from tailrace.consumer.fetch.fetcher import Fetcher, connection_name
-from tailrace.consumer.group.consumer_membership import ConsumerMembership
-from tailrace.consumer.group.reconciler import AssignmentReconciler, in_callback
+from tailrace.consumer.group.assignment import AssignmentReconciler, in_callback
+from tailrace.consumer.group.membership import ConsumerMembership
 from tailrace.consumer.monitoring.metrics import ConsumerMetrics
 from tailrace.consumer.monitoring.status import (
     ConsumerHealth,

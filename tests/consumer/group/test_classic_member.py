@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from tailrace.consumer.group import vocabulary as membership_events
+from tailrace.consumer.group import machine as membership_events
 from tailrace.consumer.group.classic import ALIVE, OVER, TABLE, ClassicMember, ClassicState
-from tailrace.consumer.group.vocabulary import (
+from tailrace.consumer.group.machine import (
     CoordinatorGone,
     FailMembership,
     FindPartitions,

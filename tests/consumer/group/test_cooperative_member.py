@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tailrace.consumer.group.classic import OVER, TABLE, ClassicMember, ClassicState
-from tailrace.consumer.group.vocabulary import (
+from tailrace.consumer.group.machine import (
     CoordinatorGone,
     FailMembership,
     FindPartitions,

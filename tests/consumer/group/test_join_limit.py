@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.consumer.group.requests import JoinLimit, ServerErrorLimit
-from tailrace.consumer.group.vocabulary import (
+from tailrace.consumer.group.machine import (
     CoordinatorGone,
     JoinedAsFollower,
     LeaveAnswered,
@@ -17,6 +16,7 @@ from tailrace.consumer.group.vocabulary import (
     SendSync,
     Synced,
 )
+from tailrace.consumer.group.requests import JoinLimit, ServerErrorLimit
 from tailrace.core.group_requests import Identity
 from tailrace.errors import BrokerError, RebalanceError
 from tailrace.protocol.groups import MemberAssignment

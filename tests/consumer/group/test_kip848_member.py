@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.consumer.group import vocabulary as membership_events
+from tailrace.consumer.group import machine as membership_events
 from tailrace.consumer.group.kip848 import ALIVE, OVER, TABLE, Kip848Member, Kip848State
-from tailrace.consumer.group.vocabulary import (
+from tailrace.consumer.group.machine import (
     CoordinatorGone,
     FailMembership,
     FindTopicNames,

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tailrace import RebalanceError, TopicPartition
-from tailrace.consumer.group.assignors.range_and_roundrobin import SubscribedMember, roundrobin_assignor
+from tailrace.consumer.group.range_assignor import SubscribedMember, roundrobin_assignor
 from tailrace.observe.events import GroupJoined
 from tailrace.protocol.groups import HeartbeatRequest, JoinGroupRequest, OffsetFetchRequest, SyncGroupRequest
 from tailrace.protocol.handshake import ApiVersionsRequest

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.consumer.group.kip848 import OVER, Kip848Member, Kip848State
-from tailrace.consumer.group.requests import event_of
-from tailrace.consumer.group.vocabulary import (
+from tailrace.consumer.group.machine import (
     CoordinatorGone,
     Effect,
     FindTopicNames,
@@ -36,6 +35,7 @@ from tailrace.consumer.group.vocabulary import (
     TakeOver,
     TopicNamesFound,
 )
+from tailrace.consumer.group.requests import event_of
 from tailrace.core.group_requests import INSTANCE_RELEASED, GroupRequestKind, Identity
 from tailrace.error_codes import ErrorCode
 from tailrace.records import TopicPartition

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from tailrace.consumer.group.assignors.strategies import are_cooperative, strategies_of
+from tailrace.consumer.group.assignors import are_cooperative, strategies_of
 from tailrace.consumer.group.classic import ClassicMember
-from tailrace.consumer.group.requests import event_of
-from tailrace.consumer.group.vocabulary import (
+from tailrace.consumer.group.machine import (
     CoordinatorGone,
     DescribeGroup,
     Effect,
@@ -52,6 +51,7 @@ from tailrace.consumer.group.vocabulary import (
     TakenOver,
     TakeOver,
 )
+from tailrace.consumer.group.requests import event_of
 from tailrace.core.group_requests import GroupRequestKind, Identity
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import RebalanceError

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tailrace.consumer.group.assignors.strategies import UserAssignor, strategies_of
+from tailrace.consumer.group.assignors import UserAssignor, strategies_of
 from tailrace.consumer.group.classic import ClassicMember, ClassicState
-from tailrace.consumer.group.vocabulary import (
+from tailrace.consumer.group.machine import (
     CoordinatorGone,
     GenerationLost,
     GroupDescribed,

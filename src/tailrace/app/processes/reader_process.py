@@ -15,7 +15,7 @@ from typing import Any
 
 import anyio
 
-from tailrace.app.processes.child import pickled
+from tailrace.app.processes.child_process import Parent, failure_message, pickled
 from tailrace.app.processes.messages import (
     HEADER,
     CommitMessage,
@@ -33,7 +33,6 @@ from tailrace.app.processes.messages import (
     length_of,
     slice_of,
 )
-from tailrace.app.processes.parent import Parent, failure_message
 from tailrace.config import resolve
 from tailrace.consumer.consumer import Consumer
 from tailrace.consumer.record_sinks import attach_sink, topology_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
@@ -15,10 +16,8 @@ from tailrace.app.event_waits import wait_for_any
 from tailrace.app.health.checks import Check, Health
 from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, health_app, lag_report
 from tailrace.app.loading import split_app_name
-from tailrace.app.processes.child import pickled
+from tailrace.app.processes.child_process import MARGIN_S, ProcessExit, SupervisedProcess, pickled
 from tailrace.app.processes.messages import FromChild
-from tailrace.app.processes.parent import MARGIN_S
-from tailrace.app.processes.supervised_process import ProcessExit, SupervisedProcess
 from tailrace.app.processes.worker_plan import check_count
 from tailrace.config import ConsumerOptions, check_names, hide_secrets, resolve
 from tailrace.consumer.supervisor import Supervisor
@@ -36,7 +35,7 @@ from tailrace.signals import handle_signals
 from tailrace.user_exceptions import error_text
 from tailrace.values import robust_repr
 
-__all__ = ["WorkerPool", "WorkerSpec"]
+__all__ = ["WorkerPool", "WorkerSpec", "run_reloading"]
 
 _MODULE = "tailrace.app.processes.worker_process"
 _FATAL = (ConfigurationError, HandlerFailedError, FencedMemberError)
@@ -309,3 +308,31 @@ def _first(error: BaseException) -> TailraceError:
     failure = TailraceError(f"the pool ended: {error_text(error)}")
     failure.__cause__ = error
     return failure
+
+
+# ---- restart of workers when a source file changes, for development --------------------------------------------------
+
+_QUIET_MS = 50
+"""Milliseconds without another change after which the workers are restarted."""
+
+
+async def run_reloading(pool: WorkerPool, folder: Path) -> None:
+    """Run a pool until it ends, and restart the workers whenever a Python file in ``folder`` changes.
+
+    Raises:
+        TailraceError: the pool failed.
+    """
+    from watchfiles import PythonFilter, awatch  # noqa: PLC0415 - an optional package, which only --reload needs
+
+    ended = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+
+        async def restart_on_changes() -> None:
+            async for _ in awatch(folder, watch_filter=PythonFilter(), stop_event=ended, step=_QUIET_MS):
+                pool.renew()
+
+        tasks.start_soon(restart_on_changes)
+        try:
+            await pool.run()
+        finally:
+            ended.set()

@@ -21,6 +21,7 @@ from tailrace.app.app import App
 from tailrace.app.event_waits import wait_for_any
 from tailrace.app.health.checks import Health
 from tailrace.app.loading import load_app
+from tailrace.app.processes.child_process import Parent, failure_message
 from tailrace.app.processes.messages import (
     ReadyMessage,
     StatisticsMessage,
@@ -29,7 +30,6 @@ from tailrace.app.processes.messages import (
     StopMessage,
     ToChild,
 )
-from tailrace.app.processes.parent import Parent, failure_message
 from tailrace.app.processes.worker_plan import check_transactional_id, instance_id_template
 from tailrace.app.substitution import settings_of
 from tailrace.config import resolve

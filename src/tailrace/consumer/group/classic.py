@@ -16,10 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from enum import StrEnum
 from typing import Any
 
-from tailrace.consumer.group.assignors.range_and_roundrobin import SubscribedMember
-from tailrace.consumer.group.assignors.strategies import Strategy, are_cooperative, checked_assignment
-from tailrace.consumer.group.heartbeat import Heartbeat
-from tailrace.consumer.group.vocabulary import (
+from tailrace.consumer.group.assignors import Strategy, are_cooperative, checked_assignment
+from tailrace.consumer.group.machine import (
     CoordinatorGone,
     DescribeGroup,
     Effect,
@@ -29,6 +27,7 @@ from tailrace.consumer.group.vocabulary import (
     GenerationLost,
     GroupDescribed,
     GroupEvent,
+    Heartbeat,
     HeartbeatAnswered,
     HeartbeatOutcome,
     JoinDue,
@@ -64,6 +63,7 @@ from tailrace.consumer.group.vocabulary import (
     TakeOver,
     leaves_after,
 )
+from tailrace.consumer.group.range_assignor import SubscribedMember
 from tailrace.core.backoff import Backoff
 from tailrace.core.group_requests import Identity
 from tailrace.core.machine import Row, StateMachine, TransitionTable, all_but
@@ -673,7 +673,7 @@ def _listed(partitions: Partitions) -> str:
 
 
 class ClassicMember(ClassicSteps):
-    """Member of a classic group; implements ``consumer.group.vocabulary.Membership``.
+    """Member of a classic group; implements ``consumer.group.machine.Membership``.
 
     Args:
         settings: settings of the membership.

@@ -18,8 +18,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from tailrace.consumer.group.heartbeat import Heartbeat
-from tailrace.consumer.group.vocabulary import (
+from tailrace.consumer.group.machine import (
     CoordinatorGone,
     Effect,
     FailMembership,
@@ -28,6 +27,7 @@ from tailrace.consumer.group.vocabulary import (
     GenerationLost,
     GroupEvent,
     GroupHeartbeatAnswered,
+    Heartbeat,
     InstanceHeld,
     InstanceReleased,
     LeaveAnswered,
@@ -634,7 +634,7 @@ class Kip848Steps(StateMachine[Kip848State, GroupEvent, Effect]):
 
 
 class Kip848Member(Kip848Steps):
-    """Member of a KIP-848 group; implements ``consumer.group.vocabulary.Membership``.
+    """Member of a KIP-848 group; implements ``consumer.group.machine.Membership``.
 
     Args:
         settings: settings of the membership.

@@ -19,7 +19,7 @@ from uuid import UUID
 from tailrace.awaitables import resolve_call
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.consumer.group.vocabulary import Partitions
+from tailrace.consumer.group.machine import Partitions
 from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.offsets.requests import committed_offsets, is_offset
 from tailrace.consumer.positions.offset_resetter import OffsetResetter

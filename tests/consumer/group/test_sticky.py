@@ -11,9 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tailrace.consumer.group.assignors.racks import do_racks_matter
-from tailrace.consumer.group.assignors.range_and_roundrobin import SubscribedMember
-from tailrace.consumer.group.assignors.sticky import claims_of, cooperative_sticky_assignor, sticky_assignor
+from tailrace.consumer.group.range_assignor import SubscribedMember, do_racks_matter
+from tailrace.consumer.group.sticky_assignor import claims_of, cooperative_sticky_assignor, sticky_assignor
 from tailrace.records import TopicPartition
 from tests.support.simulation.cpu_time import cpu_time
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
-from tailrace.consumer.group.assignors.racks import PartitionRacks
-from tailrace.consumer.group.assignors.range_and_roundrobin import (
+from tailrace.consumer.group.range_assignor import (
     Assignment,
+    PartitionRacks,
     SubscribedMember,
     range_assignor,
     roundrobin_assignor,
 )
-from tailrace.consumer.group.assignors.sticky import cooperative_sticky_assignor, release_first, sticky_assignor
+from tailrace.consumer.group.sticky_assignor import cooperative_sticky_assignor, release_first, sticky_assignor
 from tailrace.errors import ConfigurationError, RebalanceError
 from tailrace.records import TopicPartition
 from tailrace.user_exceptions import error_text

@@ -23,8 +23,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heapreplace
 
-from tailrace.consumer.group.assignors.racks import NO_RACKS, PartitionRacks, RackAlignment, RackIndex
-from tailrace.consumer.group.assignors.range_and_roundrobin import Assignment, SubscribedMember
+from tailrace.consumer.group.range_assignor import (
+    NO_RACKS,
+    Assignment,
+    PartitionRacks,
+    RackAlignment,
+    RackIndex,
+    SubscribedMember,
+)
 from tailrace.records import TopicPartition
 
 __all__ = ["claims_of", "cooperative_sticky_assignor", "release_first", "sticky_assignor"]

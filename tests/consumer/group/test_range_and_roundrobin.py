@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.consumer.group.assignors.range_and_roundrobin import SubscribedMember, range_assignor, roundrobin_assignor
+from tailrace.consumer.group.range_assignor import SubscribedMember, range_assignor, roundrobin_assignor
 from tailrace.records import TopicPartition
 
 TOPICS = "abcd"

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.config import ASSIGNMENT_STRATEGIES
-from tailrace.consumer.group.assignors.range_and_roundrobin import SubscribedMember
-from tailrace.consumer.group.assignors.strategies import (
+from tailrace.consumer.group.assignors import (
     BUILT_IN,
     Strategy,
     are_cooperative,
@@ -16,6 +15,7 @@ from tailrace.consumer.group.assignors.strategies import (
     strategies_of,
     strategy_of,
 )
+from tailrace.consumer.group.range_assignor import SubscribedMember
 from tailrace.errors import ConfigurationError, RebalanceError
 from tailrace.records import TopicPartition
 

@@ -1,9 +1,7 @@
-"""Supervision of one child process, which is restarted when it dies and ended on request.
+"""Child process with a socket to its parent.
 
-The owner decides whether a child that has died is restarted; ``app.processes.worker_plan`` proposes the pause before
-the restart. A child that has sent a status must continue to send messages. If no message arrives for a few seconds, the
-child counts as failed; after the silence limit, which its status messages contain, it is killed. No child outlives its
-supervisor.
+A child ends when its socket closes, so a killed parent leaves no children. Each child has its own session, so Ctrl-C in
+the terminal sends SIGINT to the parent only, which then stops its children.
 """
 
 from __future__ import annotations
@@ -11,17 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pickle
 import random
 import signal
+import socket
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, get_args
+from typing import Any, Protocol, Self, get_args
 
 import anyio
 
 from tailrace.app.health.checks import Check, Status
-from tailrace.app.processes.child import Child, unpickled_error
 from tailrace.app.processes.messages import (
+    HEADER,
+    BeginMessage,
     FailedMessage,
     FromChild,
     ReadyMessage,
@@ -29,15 +32,257 @@ from tailrace.app.processes.messages import (
     StatisticsRequest,
     StatusMessage,
     StopMessage,
+    ToChild,
+    decode_from_child,
+    decode_to_child,
+    encode,
+    length_of,
 )
-from tailrace.app.processes.parent import MARGIN_S
 from tailrace.app.processes.worker_plan import Restarts
-from tailrace.errors import TailraceError
+from tailrace.errors import ConfigurationError, TailraceError
 from tailrace.observe.events import WorkerExited, WorkerStarted
 from tailrace.observe.hooks import Observer
 from tailrace.observe.statistics import AppStatistics
+from tailrace.user_exceptions import error_text
 
-__all__ = ["ProcessExit", "ProcessOwner", "SupervisedProcess"]
+__all__ = [
+    "MARGIN_S",
+    "Child",
+    "Parent",
+    "ProcessExit",
+    "ProcessOwner",
+    "SupervisedProcess",
+    "failure_message",
+    "pickled",
+    "unpickled_error",
+]
+
+# ---- child's end of the socket to its parent -------------------------------------------------------------------------
+
+MARGIN_S = 5.0
+"""Seconds that a process may take to end, in addition to ``stop_timeout_ms``."""
+
+
+class Parent:
+    """Connection to the process that started this one.
+
+    Args:
+        descriptor: file descriptor of the inherited socket.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
+        self._socket = socket.socket(fileno=descriptor)
+        self.stop_timeout_s = 20.0
+        """Seconds that this process may take to end, without ``MARGIN_S``."""
+
+    def receive_spec(self) -> dict[str, Any]:
+        """Return the spec, which is the parent's first message, and set ``sys.path`` to that of the parent."""
+        message = self._receive()
+        assert isinstance(message, BeginMessage), message
+        spec: dict[str, Any] = pickle.loads(message.spec)  # noqa: S301 - from our own parent, over our own socket
+        sys.path[:] = spec.pop("path")
+        return spec
+
+    async def streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return the socket as streams, in place of ``listen``; for a child whose event loop runs no user code."""
+        self._socket.setblocking(False)
+        return await asyncio.open_connection(sock=self._socket, limit=1 << 20)
+
+    def listen(self, on_message: Callable[[ToChild], None]) -> None:
+        """Call ``on_message`` in a thread for each message; the last is ``StopMessage``, even if the parent has ended.
+
+        The thread kills this process if it still runs ``stop_timeout_s`` plus ``MARGIN_S`` seconds after that.
+        """
+        threading.Thread(target=self._listen, args=(on_message,), name="tailrace parent", daemon=True).start()
+
+    def send(self, message: FromChild) -> None:
+        """Send a message; do nothing if the parent has ended."""
+        self._send(encode(message))
+
+    def try_send(self, message: FromChild) -> None:
+        """Send a message unless the socket's buffer is full; a suspended parent must not block its child."""
+        data = encode(message)
+        try:
+            sent = self._socket.send(data, socket.MSG_DONTWAIT)
+        except OSError:
+            return
+        if sent < len(data):
+            # A message that was sent in part must be completed, so that later messages can be decoded.
+            self._send(data[sent:])
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError:
+            return  # The parent has ended, so the thread of ``listen`` ends this process.
+
+    def _listen(self, on_message: Callable[[ToChild], None]) -> None:
+        message: ToChild | None = None
+        while not isinstance(message, StopMessage):
+            message = self._receive() or StopMessage()
+            on_message(message)
+        threading.Event().wait(self.stop_timeout_s + MARGIN_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _receive(self) -> ToChild | None:
+        """Return the next message; None if the parent has ended."""
+        header = self._receive_bytes(HEADER)
+        body = None if header is None else self._receive_bytes(length_of(header))
+        return None if body is None else decode_to_child(body)
+
+    def _receive_bytes(self, size: int) -> bytes | None:
+        parts = bytearray()
+        while len(parts) < size:
+            try:
+                part = self._socket.recv(size - len(parts))
+            except OSError:
+                return None
+            if not part:
+                return None
+            parts += part
+        return bytes(parts)
+
+
+def failure_message(error: BaseException) -> FailedMessage:
+    """Return the message that reports an error to the parent; only a TailraceError is pickled."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = error_text(error)
+    if not isinstance(error, TailraceError):
+        return FailedMessage(None, text)
+    try:
+        return FailedMessage(pickle.dumps(error, protocol=5), text)
+    except Exception:  # noqa: BLE001 - the error may have attributes that cannot be pickled
+        return FailedMessage(None, text)
+
+
+# ---- child process with a socket to its parent -----------------------------------------------------------------------
+
+_LIMIT = 1 << 20
+"""Limit in bytes of the buffer for unread messages; asyncio stops reading when the buffer exceeds twice this limit."""
+
+
+class Child:
+    """Parent's handle of a started child process.
+
+    Attributes:
+        pid: process id.
+    """
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.pid = process.pid
+        self._process, self._reader, self._writer = process, reader, writer
+
+    @classmethod
+    async def start(cls, module: str, spec: Mapping[str, object], environ: Mapping[str, str]) -> Self:
+        """Run ``python -m module`` in a new process, and send the process ``spec``.
+
+        Args:
+            module: name of the module, which reads ``spec`` by ``Parent.receive_spec``.
+            spec: settings for the process.
+            environ: environment variables to add to those of this process.
+
+        Raises:
+            ConfigurationError: ``spec`` cannot be pickled, or the operating system is not supported.
+            OSError: the system cannot start a process now.
+        """
+        if os.name != "posix":
+            raise ConfigurationError(
+                "child processes are supported on Linux and macOS only - start `tailrace run` several times instead"
+            )
+        begin = encode(BeginMessage(pickled({**spec, "path": sys.path})))
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as stack:
+            stack.callback(ours.close)
+            process = await asyncio.create_subprocess_exec(
+                # Without -P, a module in the working directory would shadow an installed one of the same name.
+                *(sys.executable, "-P", "-m", module, str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, **environ},
+                start_new_session=True,
+            )
+            try:
+                reader, writer = await asyncio.open_connection(sock=ours, limit=_LIMIT)
+            except BaseException:
+                process.kill()
+                raise
+            stack.pop_all()
+        child = cls(process, reader, writer)
+        writer.write(begin)
+        return child
+
+    def send(self, message: ToChild) -> None:
+        """Send a message; do nothing if the connection is closed."""
+        if not self._writer.is_closing():
+            self._writer.write(encode(message))
+
+    async def next_message(self) -> FromChild | None:
+        """Return the next message of the child; None if the child has ended."""
+        try:
+            size = length_of(await self._reader.readexactly(HEADER))
+            return decode_from_child(await self._reader.readexactly(size))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    async def wait(self) -> int:
+        """Wait until the child has ended; return its exit code, or the negated number of the signal that killed it."""
+        return await self._process.wait()
+
+    async def wait_or_kill(self, timeout_s: float) -> int:
+        """Wait at most ``timeout_s`` seconds for the end of the child, then kill it; return its exit code."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            return await self._process.wait()
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Kill the process if it still runs, wait until it has ended, and close the socket."""
+        with anyio.CancelScope(shield=True):
+            if self._process.returncode is None:
+                self.kill()
+                await self._process.wait()
+            self._writer.close()
+            with contextlib.suppress(ConnectionError):
+                await self._writer.wait_closed()
+
+
+def pickled(value: object) -> bytes:
+    """Pickle a value for another process.
+
+    Raises:
+        ConfigurationError: ``value`` cannot be pickled.
+    """
+    try:
+        return pickle.dumps(value, protocol=5)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"the options cannot be sent to another process: {error} - pass only values that can be pickled"
+        ) from error
+
+
+def unpickled_error(error: bytes | None, text: str) -> TailraceError:
+    """Return the TailraceError that a child has pickled; if there is none, a new TailraceError with ``text``."""
+    if error is None:
+        return TailraceError(text)
+    try:
+        found = pickle.loads(error)  # noqa: S301 - from our own child, over our own socket
+    except Exception:  # noqa: BLE001 - a class defined by the user may raise anything when unpickled
+        return TailraceError(text)
+    return found if isinstance(found, TailraceError) else TailraceError(text)
+
+
+# ---- supervision of one child process, which is restarted when it dies and ended on request --------------------------
 
 _LAST_MESSAGES_S = 1.0
 """Seconds to wait for the last messages of a child that has ended."""

@@ -1,1 +1,0 @@
-"""Partition assignors, as functions of plain data."""
