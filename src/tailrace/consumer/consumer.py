@@ -39,7 +39,7 @@ from tailrace.consumer.monitoring.status import (
 )
 from tailrace.consumer.positions.partition_spec import partition_specs
 from tailrace.consumer.positions.seek import SeekFrom
-from tailrace.consumer.positions.start_positions import Time, start_at_time, start_of
+from tailrace.consumer.positions.start_positions import Time, now_ms, start_at_time, start_of
 from tailrace.consumer.runtime import ConsumerLifecycle, ConsumerRuntime, UnstartedReader
 from tailrace.consumer.shared_cluster import SharedCluster
 from tailrace.core.delivery.polled_records import PolledRecords
@@ -182,7 +182,7 @@ class ConsumerQueries:
         """
         checked_partitions(times)
         return await self._started.offset_queries.offsets_for_times(
-            {one: start_at_time(time) for one, time in times.items()}
+            {one: start_at_time(time).with_timestamp(now_ms()).number for one, time in times.items()}
         )
 
     async def lag(self, *partitions: TopicPartition) -> Lag:
@@ -602,7 +602,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
             )
         if self._streams is not None:
             raise ConsumerStateError("streams() was already called - use that loop, which yields all streams")
-        streams = Streams(runtime.positions, runtime.reader, lambda: runtime.config)
+        streams = Streams(runtime.parts, runtime.reader)
         runtime.reader.attach_sink(streams, polled_sink=streams)
         self._streams = streams
         return streams
@@ -840,7 +840,7 @@ class Consumer(ConsumerQueries, Generic[KeyT_co, ValueT_co]):
         runtime = self._started
         for position in runtime.positions.of(checked_partitions(partitions) or runtime.positions.partitions):
             position.is_paused = False
-        runtime.positions_changed()
+        runtime.parts.changed()
 
     async def reconfigure(self, **options: Unpack[ConsumerOptions[Any, Any]]) -> None:
         """Change options of a running consumer; if an option is invalid, no option is changed.

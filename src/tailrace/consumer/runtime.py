@@ -20,9 +20,7 @@ from tailrace.config import ConsumerConfig, check_names, resolve
 from tailrace.consumer.arguments import checked_subscription
 from tailrace.consumer.delivery.buffer import FetchBuffer
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
-from tailrace.consumer.delivery.offset_map_watch import OffsetMapWatch
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.consumer.delivery.slices import OffsetGaps
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch, UnreadableBatches
 from tailrace.consumer.fetch.end_offsets import EndOffsetRefresher
 from tailrace.consumer.fetch.fetcher import Fetcher, connection_name
@@ -36,9 +34,9 @@ from tailrace.consumer.monitoring.status import (
     decoder_in_use,
     partition_statistics,
 )
-from tailrace.consumer.offsets.commits import Commits
 from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.offsets.queries import TOPIC_GRACE_S, OffsetQueries, check_topics
+from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.manual_assignment import ManualAssignment
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
 from tailrace.consumer.positions.partition_spec import PartitionSpec, StartPolicy
@@ -48,11 +46,10 @@ from tailrace.consumer.shared_cluster import SharedCluster, open_cluster_of
 from tailrace.consumer.supervisor import Supervisor, as_tailrace_error
 from tailrace.consumer.topic_patterns import BrokerPattern, TopicPattern, TopicPredicate
 from tailrace.core.cluster_metadata import ClusterMetadata
-from tailrace.core.delivery.positions import Positions
 from tailrace.core.group_requests import Identity
 from tailrace.core.metrics import MetricName
 from tailrace.errors import ConsumerStateError, RequestTimedOutError, TailraceError
-from tailrace.net.cluster import Cluster, MetadataRefresher
+from tailrace.net.cluster import Cluster
 from tailrace.observe.events import ConsumerFailed, ConsumerStarted, ConsumerStopped
 from tailrace.observe.hooks import Hook, Observer
 from tailrace.observe.statistics import ConsumerStatistics
@@ -73,17 +70,16 @@ __all__ = [
 class StandaloneAssignment:
     """Assigns all partitions of the subscribed topics, including partitions created later."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the parts of the consumer that an assignment changes
+    def __init__(
         self,
-        start_positions: StartPositions,
-        cluster: Cluster,
-        positions: Positions,
+        parts: ConsumerParts,
         reader: Reader,
+        start_positions: StartPositions,
         topics: frozenset[str],
         pattern: re.Pattern[str] | TopicPredicate | None,
     ) -> None:
-        self._start_positions, self._cluster = start_positions, cluster
-        self._positions, self._reader = positions, reader
+        self._parts, self._start_positions, self._cluster = parts, start_positions, parts.cluster
+        self._positions, self._reader = parts.positions, reader
         self.topics, self._pattern = topics, pattern
 
     def resubscribe(self, topics: frozenset[str], pattern: re.Pattern[str] | TopicPredicate | None) -> None:
@@ -93,7 +89,7 @@ class StandaloneAssignment:
         unsubscribed = {one for one in self._positions.partitions if one.topic not in self.topics}
         self._reader.drop(unsubscribed)
         self._positions.remove(unsubscribed)
-        self._start_positions.on_changed()
+        self._parts.changed()
 
     def metadata_changed(self) -> None:
         """Assign partitions that are new in the cluster's metadata."""
@@ -109,7 +105,7 @@ class StandaloneAssignment:
             start = self._start_positions.policy.start_of_subscribed(position.partition, topology)
             self._start_positions.set_start(position, start)
             position.is_fetchable = True
-        self._start_positions.on_changed()
+        self._parts.changed()
 
 
 # ---- components of a consumer that do not depend on its subscription -------------------------------------------------
@@ -136,51 +132,28 @@ class Components:
         own_topics: Container[str],
         on_metadata: Callable[[], None],
     ) -> None:
-        self.config, self.observer = config, observer
-        self.cluster, self.is_shared = shared or Cluster(config, observer), shared is not None
-        self.positions = Positions()
+        self.is_shared = shared is not None
+        self.parts = parts = ConsumerParts(config, observer, shared or Cluster(config, observer), on_metadata)
+        self.cluster, self.positions, self.observer = parts.cluster, parts.positions, observer
         self.buffer: FetchBuffer[BufferedBatch] = FetchBuffer(config.max_buffered_bytes)
-        self.metadata_refresher = MetadataRefresher(self.cluster, on_metadata)
-        self.reader = Reader(
-            self.positions,
-            self.buffer,
-            OffsetMapWatch(observer, max_bytes=config.offset_metadata_max_bytes, writer=config.client_id),
-            has_manual_ack=config.ack == "manual",
-            max_queued_records=config.max_queued_records,
-            max_unacknowledged_records=config.max_unacknowledged_records,
-            on_room=self._note_room,
-            gaps=None if config.allow_offset_gaps else OffsetGaps(),
-        )
+        self.reader = Reader(parts, self.buffer, self._note_room)
         self.policy = StartPolicy(start_by_policy(config.begins_at), own_topics)
-        self.start_positions = StartPositions(
-            self.cluster, self.positions, self.reader, self.policy, self.positions_changed
-        )
-        self.offset_resetter = OffsetResetter(
-            config, self.cluster, self.positions, self.reader, self.start_positions, self.metadata_refresher, observer
-        )
+        self.start_positions = StartPositions(parts, self.reader, self.policy)
+        self.offset_resetter = OffsetResetter(parts, self.reader, self.start_positions)
         self._member_names: list[str] = []
         self._name = self._new_name()
         """Name of this consumer's fetch connections on a shared cluster."""
         self.fetcher = Fetcher(
-            config,
-            self.cluster,
-            self.positions,
-            self.buffer,
-            self.reader,
-            self.metadata_refresher,
-            observer,
-            self.start_positions,
-            self.offset_resetter.wake,
-            self._name if self.is_shared else "",
+            parts, self.buffer, self.reader, self.start_positions, self._name if self.is_shared else ""
         )
-        self.end_offsets = EndOffsetRefresher(
-            config, self.cluster, self.positions, self.metadata_refresher, self.fetcher.in_flight
-        )
-        timeout_s = config.default_api_timeout_ms / 1000
-        self.offset_queries = OffsetQueries(
-            self.cluster, timeout_s, lambda: int(self.config.isolation_level == "read_committed"), now_ms
-        )
-        self.seek = Seek(self.positions, self.reader, self.start_positions, self.offset_resetter, timeout_s)
+        self.end_offsets = EndOffsetRefresher(parts, self.fetcher.in_flight)
+        self.offset_queries = OffsetQueries(parts)
+        self.seek = Seek(parts, self.offset_resetter)
+
+    @property
+    def config(self) -> ConsumerConfig:
+        """Current options."""
+        return self.parts.config
 
     def new_member_name(self) -> str:
         """Return a new name for the connections of a membership; ``close`` closes these connections."""
@@ -197,15 +170,10 @@ class Components:
 
     def reconfigure(self, config: ConsumerConfig) -> None:
         """Apply changed options."""
-        self.config = config
+        self.parts.config = config
         self.policy.reset = start_by_policy(config.begins_at)
         self.buffer.max_bytes = config.max_buffered_bytes
-        self.reader.max_queued_records = config.max_queued_records
-        self.reader.max_unacknowledged_records = config.max_unacknowledged_records
-        self.fetcher.reconfigure(config)
-        self.end_offsets.reconfigure(config)
-        self.offset_resetter.reconfigure(config)
-        self.positions_changed()
+        self.parts.changed()
 
     def close(self) -> None:
         """Close all connections; on a shared cluster, close only the connections that belong to this consumer."""
@@ -220,19 +188,6 @@ class Components:
                 self.cluster.forget_member(connection_name(self._name, number, is_for_added=is_for_added))
         for name in self._member_names:
             self.cluster.forget_member(name)
-
-    # ---- notifications -----------------------------------------------------------------------------------------
-
-    def positions_changed(self) -> None:
-        """Wake fetches, look-ups of start offsets and reading after a change of the assignment or a position."""
-        self.fetcher.wake()
-        self.offset_resetter.wake()
-        self.reader.recheck()
-
-    def metadata_changed(self) -> None:
-        """Wake fetches and look-ups of start offsets, because partitions may have other leaders."""
-        self.fetcher.wake()
-        self.offset_resetter.wake()
 
     def _note_room(self) -> None:
         self.fetcher.note_room()
@@ -269,11 +224,11 @@ class ConsumerRuntime:
         self._components = components = Components(config, self._observer, shared, own_topics, self._metadata_changed)
         self.subscription = SubscriptionState(components, consumer, topics, pattern, optional_topics, self.fail)
         self.cluster, self.positions, self.reader = components.cluster, components.positions, components.reader
-        self.start_positions, self.offset_queries, self.seek, self.positions_changed = (
+        self.parts, self.start_positions, self.offset_queries, self.seek = (
+            components.parts,
             components.start_positions,
             components.offset_queries,
             components.seek,
-            components.positions_changed,
         )
 
     @property
@@ -328,7 +283,7 @@ class ConsumerRuntime:
         self.subscription.metadata_changed()
         components, stopping = self._components, supervisor.stopping
         background = [
-            components.metadata_refresher.run_refreshes,
+            components.parts.metadata_refresher.run_refreshes,
             components.fetcher.run_fetches,
             components.offset_resetter.run_resets,
             components.end_offsets.run_refreshes,
@@ -492,15 +447,7 @@ class ConsumerRuntime:
 
     def handle_unreadable_batches(self, policy: OnCorruptBatch) -> None:
         """Let a sink's partitions wait at batches that cannot be read, or skip these batches."""
-        components = self._components
-        self.reader.unreadable_batches = UnreadableBatches(
-            policy,
-            self.positions,
-            components.buffer,
-            self._observer,
-            self.config.group_id,
-            components.positions_changed,
-        )
+        self.reader.unreadable_batches = UnreadableBatches(policy, self.parts, self._components.buffer)
 
     def reconfigure(self, config: ConsumerConfig) -> None:
         """Apply changed options."""
@@ -513,7 +460,7 @@ class ConsumerRuntime:
 
     def refresh_metadata(self) -> None:
         """Request a refresh of the cluster metadata, without waiting for it."""
-        self._components.metadata_refresher.ask()
+        self._components.parts.metadata_refresher.ask()
 
 
 # ---- lifecycle of a Consumer: new, started, stopped. A consumer is started and stopped once --------------------------
@@ -716,13 +663,10 @@ class SubscriptionState:
         self._is_manual = False
         """True if the partitions were assigned by ``assign``."""
         self._manual_assignment = ManualAssignment(
-            components.config,
-            self._cluster,
-            components.positions,
+            components.parts,
             components.reader,
             components.offset_queries,
             components.offset_resetter,
-            components.start_positions,
             self.committer,
         )
         self.membership_changed = AutoResetEvent()
@@ -735,17 +679,13 @@ class SubscriptionState:
             self._subscribe_to(topics, pattern)
 
     def _new_committer(self) -> Committer:
-        config, components = self._components.config, self._components
-        commits = Commits(components.positions, max_bytes=config.offset_metadata_max_bytes, writer=config.client_id)
+        components = self._components
         return Committer(
-            config,
-            self._cluster,
-            commits,
+            components.parts,
             components.reader,
-            components.observer,
+            components.start_positions.read_recreated,
             self._commit_identity,
             self._handle_commit_error,
-            components.start_positions.read_recreated,
         )
 
     def _subscribe_to(self, topics: frozenset[str], pattern: TopicPattern | None) -> None:
@@ -757,40 +697,27 @@ class SubscriptionState:
         else:
             assert not isinstance(pattern, BrokerPattern), "a broker resolves patterns only for a group"
             self._standalone = StandaloneAssignment(
-                components.start_positions,
-                self._cluster,
-                components.positions,
-                components.reader,
-                topics,
-                pattern,
+                components.parts, components.reader, components.start_positions, topics, pattern
             )
 
     def _new_membership(self, committer: Committer) -> ConsumerMembership:
-        config, components = self._components.config, self._components
+        components = self._components
         reconciler = AssignmentReconciler(
-            config,
-            self._cluster,
-            components.positions,
+            components.parts,
             components.reader,
-            committer,
-            components.observer,
-            components.start_positions,
             components.offset_resetter,
+            committer,
             self._consumer,
-            is_first=self._is_first,
         )
+        reconciler.resets_offsets = components.config.reset_offset_on_start and self._is_first
         self._is_first = False
         self.first_assignment_done.clear()
         reconciler.on_taken_over = self.first_assignment_done.set
         return ConsumerMembership(
-            config,
-            self._cluster,
+            components.parts,
             reconciler,
-            components.reader,
-            components.observer,
             components.new_member_name(),
-            self.topics,
-            self._pattern,
+            (self.topics, self._pattern),
             self._on_failure,
         )
 
@@ -959,7 +886,7 @@ class SubscriptionState:
             self._standalone.metadata_changed()
         if self.membership is not None:
             self.membership.metadata_changed()
-        self._components.metadata_changed()
+        self._components.parts.changed()
 
     def _commit_identity(self) -> Identity | None:
         if self.membership is not None:

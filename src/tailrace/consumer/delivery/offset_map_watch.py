@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
+from tailrace.consumer.parts import ConsumerParts
 from tailrace.core.delivery.positions import Position
 from tailrace.core.delivery.progress import Progress
 from tailrace.core.offset_map import DecodedMetadata
@@ -20,7 +21,6 @@ from tailrace.observe.events import (
     OffsetMapIgnored,
     OffsetMapRecovered,
 )
-from tailrace.observe.hooks import Observer
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["OffsetMapWatch"]
@@ -29,10 +29,6 @@ __all__ = ["OffsetMapWatch"]
 class OffsetMapWatch:
     """Watches the offset maps of one consumer's partitions.
 
-    Args:
-        max_bytes: size limit of a partition's commit metadata; 0 if no maps are written.
-        writer: name of this consumer, which is stored in its maps.
-
     Attributes:
         ignored: number of commits of earlier owners whose metadata was ignored, because another program wrote it, it
             is unreadable, or the partition's log was replaced or rewritten since.
@@ -40,8 +36,9 @@ class OffsetMapWatch:
             no such time.
     """
 
-    def __init__(self, observer: Observer, *, max_bytes: int, writer: str) -> None:
-        self._observer, self._max_bytes, self._writer = observer, max_bytes, writer
+    def __init__(self, parts: ConsumerParts) -> None:
+        self._observer = parts.observer
+        self._max_bytes, self._writer = parts.config.offset_metadata_max_bytes, parts.config.client_id
         self._loop = asyncio.get_running_loop()
         self._skipped: dict[TopicPartition, int] = {}
         """Number of skipped records of each partition that no event has reported yet."""

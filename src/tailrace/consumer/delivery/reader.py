@@ -23,6 +23,7 @@ from tailrace.consumer.delivery.completion import DeliveryProgress, PolledSink, 
 from tailrace.consumer.delivery.offset_map_watch import OffsetMapWatch
 from tailrace.consumer.delivery.slices import FIRST_SLICE, OffsetGaps, RecordSlice, SliceReader, is_too_long, next_slice
 from tailrace.consumer.delivery.unreadable_batches import UnreadableBatches
+from tailrace.consumer.parts import ConsumerParts
 from tailrace.core.delivery.positions import Position, Positions
 from tailrace.core.delivery.progress import InFlight, Lease
 from tailrace.errors import ConsumerStateError, ConsumerTimeoutError, TailraceError, UnreadableBatchError
@@ -156,35 +157,23 @@ class Reader:
         unreadable_batches: handles batches that cannot be read; None if ``take_slice`` raises their errors.
     """
 
-    def __init__(  # noqa: PLR0913 - one argument for each part that delivery acts on
-        self,
-        positions: Positions,
-        buffer: FetchBuffer[BufferedBatch],
-        maps: OffsetMapWatch,
-        *,
-        has_manual_ack: bool,
-        max_queued_records: int,
-        max_unacknowledged_records: int,
-        on_room: Callable[[], None],
-        gaps: OffsetGaps | None = None,
-    ) -> None:
-        self.maps = maps
-        self._positions, self._buffer, self._on_room = positions, buffer, on_room
-        self.delivery = DeliveryProgress(positions, has_manual_ack=has_manual_ack)
+    def __init__(self, parts: ConsumerParts, buffer: FetchBuffer[BufferedBatch], on_room: Callable[[], None]) -> None:
+        self._parts, self._buffer, self._on_room = parts, buffer, on_room
+        self.maps = OffsetMapWatch(parts)
+        positions = self._positions = parts.positions
+        self.delivery = DeliveryProgress(positions, has_manual_ack=parts.config.ack == "manual")
         self.finished_counter, self.next_poll = self.delivery.finished_counter, self.delivery.next_poll
         self._wakeup = AutoResetEvent()
         """Set when there may be records to deliver, or an error to raise."""
         self._slice_reader = SliceReader(
             positions,
             buffer,
-            maps,
+            self.maps,
             on_room=on_room,
             on_prepared=self._wakeup.set,
-            gaps=gaps,
+            gaps=None if parts.config.allow_offset_gaps else OffsetGaps(),
         )
         self._buffered_counts = BufferedCounts(positions, buffer, self._slice_reader)
-        self.max_queued_records = max_queued_records
-        self.max_unacknowledged_records = max_unacknowledged_records
         self._loop = asyncio.get_running_loop()
         self._slice_size = FIRST_SLICE
         self._slice_began_at = self._turn_began_at = self._loop.time()
@@ -197,6 +186,7 @@ class Reader:
         """Error given to ``close``."""
         self.on_change: Callable[[], None] = lambda: None
         self.unreadable_batches: UnreadableBatches | None = None
+        parts.on_change(self.recheck)
 
     # ---- reading -----------------------------------------------------------------------------------------------
 
@@ -357,10 +347,11 @@ class Reader:
         self.raise_failure()
         if (unreadable := self.unreadable_batches) is not None:
             unreadable.update()
+        max_records = self._parts.config.max_queued_records
         try:
             found = self._take_from_buffer(
                 lambda partition: self._slice_reader.is_readable(partition) and room_of(partition) > 0,
-                lambda partition: self.finished_counter.slice_limit(min(room_of(partition), self.max_queued_records)),
+                lambda partition: self.finished_counter.slice_limit(min(room_of(partition), max_records)),
             )
         except UnreadableBatchError as error:
             if unreadable is None:
@@ -417,7 +408,7 @@ class Reader:
 
     def _next_size(self) -> int:
         took_s = self._loop.time() - self._slice_began_at
-        self._slice_size = next_slice(self._slice_size, took_s, self.max_queued_records)
+        self._slice_size = next_slice(self._slice_size, took_s, self._parts.config.max_queued_records)
         return self.finished_counter.slice_limit(self._slice_size)
 
     def _find_slice(self, count: int, partitions: PartitionFilter, columns: ColumnBuilder | None = None) -> bool:
@@ -428,7 +419,8 @@ class Reader:
         self._check(partitions)
         is_readable = self._slice_reader.is_readable
         is_wanted = is_readable if partitions is None else lambda one: one in partitions and is_readable(one)
-        room = min(self.max_queued_records, self.max_unacknowledged_records - self.delivery.unacknowledged_count)
+        config = self._parts.config
+        room = min(config.max_queued_records, config.max_unacknowledged_records - self.delivery.unacknowledged_count)
         self._waits_for_ack = room <= 0
         if self._waits_for_ack:
             return False

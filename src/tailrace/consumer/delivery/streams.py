@@ -9,12 +9,11 @@ a stream has a record.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol, Self
 
-from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader, poll_or_stop
-from tailrace.core.delivery.positions import Position, Positions
+from tailrace.consumer.parts import ConsumerParts
+from tailrace.core.delivery.positions import Position
 from tailrace.core.delivery.progress import InFlight, Lease
 from tailrace.errors import ConsumerStateError
 from tailrace.records import AnyRecord, KeyT_co, Record, TopicPartition, ValueT_co
@@ -75,7 +74,7 @@ class PartitionStream:
             )
         self._is_waiting = True
         try:
-            return await poll_or_stop(self._next_record, self._streams.config, self._streams.is_over)
+            return await poll_or_stop(self._next_record, self._streams.parts.config, self._streams.is_over)
         finally:
             self._is_waiting = False
 
@@ -149,14 +148,10 @@ class Streams:
 
     The object is also the reader's ``RecordSink`` and ``PolledSink``.
 
-    Args:
-        positions: the assigned partitions.
-        reader: reader of the consumer.
-        config: returns the current options.
     """
 
-    def __init__(self, positions: Positions, reader: Reader, config: Callable[[], ConsumerConfig]) -> None:
-        self._positions, self._reader, self._config = positions, reader, config
+    def __init__(self, parts: ConsumerParts, reader: Reader) -> None:
+        self.parts, self._positions, self._reader = parts, parts.positions, reader
         self._streams: dict[TopicPartition, PartitionStream] = {}
         self._opened_assignments: set[int] = set()
         """Assignment numbers (``Position.assignment``) that have a stream."""
@@ -181,16 +176,11 @@ class Streams:
         self._opened_assignments = {one.assignment for one in self._positions} & self._opened_assignments | {
             position.assignment
         }
-        size = max(1, min(500, self.config.max_queued_records // max(1, len(self._positions))))
+        size = max(1, min(500, self.parts.config.max_queued_records // max(1, len(self._positions))))
         stream = self._streams[position.partition] = PartitionStream(self, position, size)
         return stream
 
     # ---- for the streams ---------------------------------------------------------------------------------------
-
-    @property
-    def config(self) -> ConsumerConfig:
-        """Current options."""
-        return self._config()
 
     def is_over(self) -> bool:
         """Return True if the consumer was stopped; raise the error if an error has ended it."""

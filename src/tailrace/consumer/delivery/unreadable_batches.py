@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import shlex
-from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 from tailrace.consumer.delivery.buffer import FetchBuffer
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
+from tailrace.consumer.parts import ConsumerParts
 from tailrace.core.backoff import Backoff
-from tailrace.core.delivery.positions import Position, Positions, UnreadableBatch
+from tailrace.core.delivery.positions import Position, UnreadableBatch
 from tailrace.errors import UnreadableBatchError
 from tailrace.observe.events import CorruptBatchSkipped, PartitionBlocked, PartitionUnblocked
-from tailrace.observe.hooks import Observer
 from tailrace.records import TopicPartition
 
 __all__ = ["OnCorruptBatch", "UnreadableBatches"]
@@ -33,27 +32,14 @@ class UnreadableBatches:
 
     Args:
         policy: ``on_corrupt_batch``.
-        positions: assigned partitions.
-        buffer: fetch buffer.
-        observer: receives events.
-        group_id: id of the group.
-        on_change: called when a partition must be fetched, or a position has changed.
 
     Attributes:
         skipped: number of skipped batches.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part that a wait or a skip acts on
-        self,
-        policy: OnCorruptBatch,
-        positions: Positions,
-        buffer: FetchBuffer[BufferedBatch],
-        observer: Observer,
-        group_id: str | None,
-        on_change: Callable[[], None],
-    ) -> None:
-        self._policy, self._positions, self._buffer = policy, positions, buffer
-        self._observer, self._group_id, self._on_change = observer, group_id, on_change
+    def __init__(self, policy: OnCorruptBatch, parts: ConsumerParts, buffer: FetchBuffer[BufferedBatch]) -> None:
+        self._policy, self._parts, self._positions, self._buffer = policy, parts, parts.positions, buffer
+        self._observer, self._group_id = parts.observer, parts.config.group_id
         self._loop = asyncio.get_running_loop()
         self._waiting: set[TopicPartition] = set()
         """Partitions that wait, and some whose wait has ended since ``update``."""
@@ -86,7 +72,7 @@ class UnreadableBatches:
             )
         else:
             self._wait(position, offset, error)
-        self._on_change()
+        self._parts.changed()
 
     def update(self) -> None:
         """Fetch the batches whose next attempt is due, and note the partitions that could be read on."""
@@ -102,7 +88,7 @@ class UnreadableBatches:
                 self._observer.emit(PartitionUnblocked(self._group_id, partition, batch.offset))
             elif position.fetched is None and batch.retry_at <= now:
                 position.fetch_again()
-                self._on_change()
+                self._parts.changed()
 
     def _wait(self, position: Position, offset: int, error: UnreadableBatchError) -> None:
         earlier = position.unreadable

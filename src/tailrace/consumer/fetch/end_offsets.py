@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable
 
 import anyio
 
-from tailrace.config import ConsumerConfig
 from tailrace.consumer.fetch.plan import FetchPlan
 from tailrace.consumer.offsets.requests import group_by_leader, list_offsets
-from tailrace.core.delivery.positions import Position, Positions
+from tailrace.consumer.parts import ConsumerParts
+from tailrace.core.delivery.positions import Position
 from tailrace.core.start_point import LATEST
 from tailrace.errors import BrokerConnectionError, MalformedMessageError
-from tailrace.net.cluster import Cluster, MetadataRefresher
 from tailrace.records import TopicPartition
 
 __all__ = ["EndOffsetRefresher", "positions_without_fetch"]
@@ -46,22 +45,9 @@ class EndOffsetRefresher:
         in_flight: returns the plans of the fetches in flight.
     """
 
-    def __init__(
-        self,
-        config: ConsumerConfig,
-        cluster: Cluster,
-        positions: Positions,
-        metadata_refresher: MetadataRefresher,
-        in_flight: Callable[[], Iterable[FetchPlan]],
-    ) -> None:
-        self._cluster, self._positions, self._metadata_refresher = cluster, positions, metadata_refresher
-        self._in_flight = in_flight
+    def __init__(self, parts: ConsumerParts, in_flight: Callable[[], Iterable[FetchPlan]]) -> None:
+        self._parts, self._in_flight = parts, in_flight
         self._is_read = False
-        self.reconfigure(config)
-
-    def reconfigure(self, config: ConsumerConfig) -> None:
-        """Apply changed options."""
-        self._isolation_level = int(config.isolation_level == "read_committed")
 
     def note_reading(self) -> None:
         """Note that statistics or metrics are read, so that end offsets are requested. Thread-safe."""
@@ -73,26 +59,29 @@ class EndOffsetRefresher:
             await asyncio.sleep(_INTERVAL_S)
             if self._is_read:
                 self._is_read = False
-                await self._refresh(positions_without_fetch(self._positions, self._in_flight()))
+                await self._refresh(positions_without_fetch(self._parts.positions, self._in_flight()))
 
     async def _refresh(self, positions: Iterable[Position]) -> None:
-        by_leader_id, _ = group_by_leader(self._cluster, [one.partition for one in positions])
+        by_leader_id, _ = group_by_leader(self._parts.cluster, [one.partition for one in positions])
         async with anyio.create_task_group() as tasks:
             for leader_id, partitions in by_leader_id.items():
                 tasks.start_soon(self._request, leader_id, partitions)
 
     async def _request(self, leader_id: int, partitions: list[TopicPartition]) -> None:
-        before = {one.partition: (one.epoch, one.last_stable_offset) for one in self._positions.of(partitions)}
+        before = {one.partition: (one.epoch, one.last_stable_offset) for one in self._parts.positions.of(partitions)}
         try:
             found, refused = await list_offsets(
-                self._cluster, leader_id, dict.fromkeys(before, LATEST), isolation_level=self._isolation_level
+                self._parts.cluster,
+                leader_id,
+                dict.fromkeys(before, LATEST),
+                isolation_level=self._parts.isolation_level,
             )
         except (BrokerConnectionError, MalformedMessageError):
-            self._metadata_refresher.ask()
+            self._parts.metadata_refresher.ask()
             return  # The next interval repeats the request. Fetches from this broker report the failure.
         if refused:
-            self._metadata_refresher.ask()
-        for position in self._positions.of(found):
+            self._parts.metadata_refresher.ask()
+        for position in self._parts.positions.of(found):
             # The answer is outdated if a fetch was answered meanwhile, or the partition was assigned again.
             if before[position.partition] == (position.epoch, position.last_stable_offset):
                 position.last_stable_offset = found[position.partition].offset

@@ -15,7 +15,7 @@ import contextlib
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from uuid import UUID
@@ -42,9 +42,10 @@ from tailrace.consumer.fetch.plan import (
     slot_of,
 )
 from tailrace.consumer.fetch.session import FetchSession, FetchSources, SessionPart, sources_change_at, without_session
+from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.backoff import Backoff
-from tailrace.core.delivery.positions import Position, Positions
+from tailrace.core.delivery.positions import Position
 from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.error_codes import name_of
 from tailrace.errors import (
@@ -59,9 +60,7 @@ from tailrace.errors import (
     broker_error,
 )
 from tailrace.net.broker import Channel, ChannelKey
-from tailrace.net.cluster import Cluster, MetadataRefresher
 from tailrace.observe.events import CorruptBatchFetched, FetchCompleted, FetchFailed, FetchInterrupted, LogTruncated
-from tailrace.observe.hooks import Observer
 from tailrace.protocol.records import AbortedTransaction, FetchedPartition, FetchRequest, FetchResponse
 from tailrace.records import TopicPartition
 
@@ -201,31 +200,23 @@ class Fetcher:
     """Fetches records of the assigned partitions into the buffer.
 
     Args:
-        on_reset: called when the start offset of a position has to be looked up.
         name: prefix of the names of connections; see ``connection_name``.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part that a fetch reads or changes
+    def __init__(
         self,
-        config: ConsumerConfig,
-        cluster: Cluster,
-        positions: Positions,
+        parts: ConsumerParts,
         buffer: FetchBuffer[BufferedBatch],
         reader: Reader,
-        metadata_refresher: MetadataRefresher,
-        observer: Observer,
         start_positions: StartPositions,
-        on_reset: Callable[[], None],
         name: str = "",
     ) -> None:
-        self._start_positions, self._policy, self._on_reset = start_positions, start_positions.policy, on_reset
-        self._cluster, self._positions, self._sources = cluster, positions, FetchSources(positions)
-        self._buffer, self._reader = buffer, reader
-        self._metadata_refresher, self._observer = metadata_refresher, observer
+        self._parts, self._start_positions, self._policy = parts, start_positions, start_positions.policy
+        self._cluster, self._positions, self._sources = parts.cluster, parts.positions, FetchSources(parts.positions)
+        self._buffer, self._reader, self._observer = buffer, reader, parts.observer
         self._name = name
-        self.reconfigure(config)
-        self._deserializers = make_deserializers(config, observer)
-        self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
+        self._deserializers = make_deserializers(parts.config, parts.observer)
+        self._backoff = Backoff.of_ms(parts.config.retry_backoff_ms, parts.config.retry_backoff_max_ms)
         self._loop = asyncio.get_running_loop()
         self._fetched: Counter[TopicPartition] = Counter()
         """Number of offsets fetched of each partition since the last FetchCompleted event."""
@@ -235,13 +226,12 @@ class Fetcher:
         """Events of the loops that wait for room in the buffer."""
         self._corrupt: dict[TopicPartition, tuple[int, int]] = {}
         """Offset of the last corrupt batch of each partition, and the number of times that it was fetched."""
+        parts.on_change(self.wake)
 
-    def reconfigure(self, config: ConsumerConfig) -> None:
-        """Apply changed options from the next fetch on."""
-        self._config = config
-        self._limits = FetchLimits(
-            config.fetch_max_bytes, config.max_partition_fetch_bytes, config.fetch_max_wait_ms / 1000
-        )
+    @property
+    def _limits(self) -> FetchLimits:
+        config = self._parts.config
+        return FetchLimits(config.fetch_max_bytes, config.max_partition_fetch_bytes, config.fetch_max_wait_ms / 1000)
 
     def wake(self) -> None:
         """Plan fetches again, because a position or a leader has changed."""
@@ -274,11 +264,11 @@ class Fetcher:
                         fetch_loop.added_scope.cancel()
 
     def _start_loops(self, tasks: TaskGroup) -> None:
-        now, count = self._loop.time(), self._config.num_fetchers
+        now, count = self._loop.time(), self._parts.config.num_fetchers
         sources = self._sources.at(self._cluster.topology)
         for node_id, number in {(one.node_id(now), slot_of(one.position.partition, count)) for one in sources}:
             if node_id is None:
-                self._metadata_refresher.ask()
+                self._parts.metadata_refresher.ask()
             elif (connection := FetchConnection(node_id, FetcherSlot(number, count))) not in self._loops:
                 fetch_loop = self._loops[connection] = FetchLoop()
                 tasks.start_soon(self._run_connection, connection, fetch_loop)
@@ -386,7 +376,7 @@ class Fetcher:
             self._reset_position(position, self._policy.start_of_added(position.partition))
         if plan.unassigned:
             self._back_off(self._positions.of(plan.unassigned))
-            self._metadata_refresher.ask()
+            self._parts.metadata_refresher.ask()
         if not made_room and not plan.recreated and not plan.unassigned:
             return plan
         return self._new_plan(connection)
@@ -439,18 +429,18 @@ class Fetcher:
     ) -> FetchResponse:
         request = FetchRequest(
             max_wait_ms=round(wait_s * 1000),
-            min_bytes=self._config.fetch_min_bytes,
+            min_bytes=self._parts.config.fetch_min_bytes,
             max_bytes=plan.max_bytes,
             partitions=part.partitions,
             forgotten=part.forgotten,
-            isolation_level=int(self._config.isolation_level == "read_committed"),
+            isolation_level=self._parts.isolation_level,
             session_id=part.session_id,
             session_epoch=part.session_epoch,
-            rack_id=self._config.client_rack,
+            rack_id=self._parts.config.client_rack,
         )
         self._buffer.reserve((connection, name), plan.max_bytes)
         try:
-            timeout_s = max(self._config.request_timeout_ms / 1000, wait_s + _GRACE_S)
+            timeout_s = max(self._parts.config.request_timeout_ms / 1000, wait_s + _GRACE_S)
             key = ChannelKey(Channel.FETCH, name)
             return await self._cluster.broker(connection.node_id).send(request, key=key, timeout_s=timeout_s)
         finally:
@@ -465,7 +455,7 @@ class Fetcher:
         for position in self._positions.of(plan.partitions):
             # If a preferred replica fails, the partition is fetched from the leader again (KIP-392).
             position.preferred_read_replica = None
-        self._metadata_refresher.ask()
+        self._parts.metadata_refresher.ask()
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
         self.wake()
 
@@ -479,7 +469,7 @@ class Fetcher:
                 fetched.total(),
                 took_s,
                 answer.throttle_time_ms / 1000,
-                self._config.group_id,
+                self._parts.config.group_id,
                 fetched,
             )
         )
@@ -527,7 +517,7 @@ class Fetcher:
                 self._cluster.learn_leader(
                     position.partition, fetched.current_leader.leader_id, fetched.current_leader.leader_epoch
                 )
-                self._metadata_refresher.ask()
+                self._parts.metadata_refresher.ask()
             case FetchErrorAction.RAISE:
                 self._reader.report(broker_error(fetched.error_code, f"{position.partition} cannot be fetched"))
             case FetchErrorAction.RETRY:
@@ -557,7 +547,7 @@ class Fetcher:
             self._back_off([position])
             return
         self._start_positions.set_start(position, at, before=position.fetched)
-        self._on_reset()
+        self._parts.changed()
 
     def _handle_truncation(self, position: Position, end_offset: int) -> None:
         """Continue at the lowest unfinished offset, or at the end of the truncated log if that is lower (KIP-320).
@@ -593,19 +583,19 @@ class Fetcher:
             self._reader.maps.check_log(
                 position, fetched.high_watermark, -1 if leadership is None else leadership.epoch
             )
-        is_committed = self._config.isolation_level == "read_committed"
+        is_committed = self._parts.config.isolation_level == "read_committed"
         stable = fetched.last_stable_offset if is_committed else -1
         position.last_stable_offset = stable if stable >= 0 else fetched.high_watermark
         if fetched.preferred_read_replica >= 0:
             position.preferred_read_replica = fetched.preferred_read_replica
-            position.preferred_read_replica_until = self._loop.time() + self._config.metadata_max_age_ms / 1000
+            position.preferred_read_replica_until = self._loop.time() + self._parts.config.metadata_max_age_ms / 1000
             self.wake()
         if not fetched.records:
             return
         aborted = fetched.aborted_transactions if is_committed else None
         last: BufferedBatch | None = None
         for batch, is_visible in visible(self._readable_batches(position, fetched.records), aborted):
-            if (fault := size_error(self._config, position, batch)) is not None:
+            if (fault := size_error(self._parts.config, position, batch)) is not None:
                 self._reader.put(position.partition, BufferedBatch(batch.next_offset, error=fault), 0)
                 position.stop_fetching()
                 return
@@ -618,7 +608,7 @@ class Fetcher:
                     batch=batch if is_visible else None,
                     leader_epoch=batch.leader_epoch,
                     deserializers=self._deserializers,
-                    max_decompressed_bytes=self._config.max_decompressed_batch_bytes,
+                    max_decompressed_bytes=self._parts.config.max_decompressed_batch_bytes,
                 )
                 self._reader.put(position.partition, last, last.size)
             if is_visible:
@@ -631,7 +621,7 @@ class Fetcher:
         try:
             for batch in batches:
                 # Until the batch is checked, its offsets may be corrupt, too.
-                if (fault := fault_of(self._config, batch)) is not None:
+                if (fault := fault_of(self._parts.config, batch)) is not None:
                     self._handle_corrupt(position, fault, _end_of_corrupt(position, batch, batches))
                     return
                 if batch.next_offset <= (position.fetched or 0):

@@ -17,17 +17,14 @@ from typing import Any
 from uuid import UUID
 
 from tailrace.awaitables import resolve_call
-from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.group.machine import Partitions
 from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.offsets.requests import committed_offsets, is_offset
+from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
-from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.context_managers import contextmanager
-from tailrace.core.delivery.positions import Positions
 from tailrace.errors import RebalanceError
-from tailrace.net.cluster import Cluster
 from tailrace.observe.events import (
     DrainTimedOut,
     OffsetOverrideRejected,
@@ -35,7 +32,6 @@ from tailrace.observe.events import (
     PartitionsLost,
     PartitionsRevoked,
 )
-from tailrace.observe.hooks import Observer
 from tailrace.records import TopicPartition
 from tailrace.user_exceptions import error_text
 
@@ -85,33 +81,35 @@ class AssignmentReconciler:
 
     Args:
         consumer: the consumer, which is passed to ``post_rebalance_callback``.
-        is_first: True if this is the consumer's first membership, to which ``reset_offset_on_start`` applies.
+
+    Attributes:
+        resets_offsets: set for the first membership with ``reset_offset_on_start``; False once the offsets of the first
+            assignment were reset.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part that an assignment changes
+    def __init__(
         self,
-        config: ConsumerConfig,
-        cluster: Cluster,
-        positions: Positions,
+        parts: ConsumerParts,
         reader: Reader,
-        committer: Committer,
-        observer: Observer,
-        start_positions: StartPositions,
         offset_resetter: OffsetResetter,
+        committer: Committer,
         consumer: object,
-        *,
-        is_first: bool,
     ) -> None:
+        config = self._config = parts.config
         assert config.group_id is not None
         self._group_id = config.group_id
-        self._config, self._cluster, self._positions = config, cluster, positions
-        self._reader, self._committer, self._observer = reader, committer, observer
-        self._start_positions, self._offset_resetter = start_positions, offset_resetter
+        self._parts, self._cluster, self._positions, self._observer = (
+            parts,
+            parts.cluster,
+            parts.positions,
+            parts.observer,
+        )
+        self.reader, self._committer = reader, committer
+        self._start_positions, self._offset_resetter = offset_resetter.start_positions, offset_resetter
         self._consumer = consumer
         self.on_taken_over: Callable[[], None] = lambda: None
         """Called when a takeover is complete: callbacks have returned, and the offsets that they chose are applied."""
-        self._resets_offsets = config.reset_offset_on_start and is_first
-        """True until ``reset_offset_on_start`` was applied to the first assignment."""
+        self.resets_offsets = False
         self._positions_before: dict[TopicPartition, int | None] = {}
         """Position of each partition that was owned before the current rebalance."""
         self._reported: Partitions = frozenset()
@@ -154,10 +152,10 @@ class AssignmentReconciler:
                     self._cluster.topology,
                     committed.get(position.partition),
                     self._released.pop(position.partition, (None, None)),
-                    ignores_committed=self._resets_offsets,
+                    ignores_committed=self.resets_offsets,
                 )
                 self._start_positions.set_start(position, start)
-        if self._resets_offsets and unreported:
+        if self.resets_offsets and unreported:
             await self._commit_reset_positions(unreported)
         self._observer.emit(PartitionsAssigned(self._group_id, added, kept))
         await self._report_assigned(unreported)
@@ -165,7 +163,7 @@ class AssignmentReconciler:
         for position in self._positions.of(added):
             position.is_fetchable = True
         self._positions_before.clear()
-        self._start_positions.on_changed()
+        self._parts.changed()
         self.on_taken_over()
 
     async def _report_assigned(self, added: Partitions) -> None:
@@ -180,11 +178,11 @@ class AssignmentReconciler:
 
     async def _commit_reset_positions(self, added: Partitions) -> None:
         """Commit the start positions of the first assignment, which replace the committed offsets."""
-        self._start_positions.on_changed()
+        self._parts.changed()
         timeout_s = self._config.max_poll_interval_ms / 1000
         await self._offset_resetter.wait_until_found(self._positions.of(added), timeout_s, skip_delayed=True)
         await self._committer.commit_automatically(added, timeout_s=self._commit_timeout_s, will_retry=True)
-        self._resets_offsets = False
+        self.resets_offsets = False
 
     async def _apply_overrides(self) -> None:
         callback = self._config.post_rebalance_callback
@@ -234,7 +232,7 @@ class AssignmentReconciler:
         """
         config = self._config
         may_user_commit = config.rebalance_listener is not None or self._committer.has_user_committed
-        return config.commits_automatically or may_user_commit or not self._reader.delivery.is_read_by_user
+        return config.commits_automatically or may_user_commit or not self.reader.delivery.is_read_by_user
 
     async def release(self, partitions: Partitions, *, is_last: bool) -> None:
         """Release revoked partitions: await records in flight, commit, call the user's callback, remove the partitions.
@@ -248,7 +246,7 @@ class AssignmentReconciler:
         """
         if not partitions:
             return
-        self._reader.halt(partitions)
+        self.reader.halt(partitions)
         if not is_last and self._may_commit_in_flight:
             await self._drain(partitions)
         self._note_positions(partitions)
@@ -289,7 +287,7 @@ class AssignmentReconciler:
         """Wait until no record of ``partitions`` is in flight, for ``rebalance_drain_ms`` at most."""
         loop = asyncio.get_running_loop()
         began_at = loop.time()
-        held = await self._reader.delivery.drain(partitions, began_at + self._config.rebalance_drain_ms / 1000)
+        held = await self.reader.delivery.drain(partitions, began_at + self._config.rebalance_drain_ms / 1000)
         if held:
             self._observer.emit(DrainTimedOut(held, loop.time() - began_at))
 
@@ -311,10 +309,10 @@ class AssignmentReconciler:
             self._positions_before[position.partition] = position.next_offset
 
     def _remove(self, partitions: Partitions) -> None:
-        self._reader.drop(partitions)
+        self.reader.drop(partitions)
         self._released |= {one.partition: (one.topic_id, one.committed) for one in self._positions.of(partitions)}
         self._positions.remove(partitions)
-        self._start_positions.on_changed()
+        self._parts.changed()
 
     # ---- the user's code ---------------------------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ from tailrace.consumer.group.machine import (
     TakeOver,
 )
 from tailrace.consumer.group.requests import GroupRequests, RequestEffect, event_of, outcome_of
+from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.topic_patterns import BrokerPattern, TopicPattern
 from tailrace.core.backoff import Backoff
 from tailrace.core.group_requests import GroupRequestKind, Identity
@@ -368,25 +369,22 @@ class ConsumerMembership:
 
     Args:
         member: name for this member's connections, unique in this process.
-        topics: topics to subscribe to.
-        pattern: pattern of topic names to subscribe to; None to subscribe to ``topics`` only.
+        subscription: topics, and pattern of topic names; None to subscribe to the topics only.
         on_failure: called with the error that ends the membership.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part of the consumer that it uses
+    def __init__(
         self,
-        config: ConsumerConfig,
-        cluster: Cluster,
+        parts: ConsumerParts,
         reconciler: AssignmentReconciler,
-        reader: Reader,
-        observer: Observer,
         member: str,
-        topics: frozenset[str],
-        pattern: TopicPattern | None,
+        subscription: tuple[frozenset[str], TopicPattern | None],
         on_failure: Callable[[TailraceError], None],
     ) -> None:
+        config, cluster, observer = parts.config, parts.cluster, parts.observer
+        topics, pattern = subscription
         self.topics, self._pattern = topics, pattern
-        self._cluster, self._reconciler, self._reader = cluster, reconciler, reader
+        self._cluster, self._reconciler, self._reader = cluster, reconciler, reconciler.reader
         self._max_wait_s = config.max_poll_interval_ms / 1000
         self._on_failure = on_failure
         self._reactions = ErrorReactions(config)

@@ -23,6 +23,7 @@ from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.error_reactions import ErrorReactions
 from tailrace.consumer.offsets.commits import CommitClock, Commits, CommitSnapshot
 from tailrace.consumer.offsets.requests import coordinator_timeout_s, partitions_of_outdated_topics, with_topic_ids
+from tailrace.consumer.parts import ConsumerParts
 from tailrace.context_managers import asynccontextmanager
 from tailrace.core.cluster_metadata import is_other_log
 from tailrace.core.group_requests import GroupReaction, GroupRequestKind, Identity, error_of
@@ -37,7 +38,6 @@ from tailrace.errors import (
     TopicRecreatedError,
     broker_error,
 )
-from tailrace.net.cluster import Cluster
 from tailrace.observe.events import (
     CommitCallbackFailed,
     CommitFailed,
@@ -47,7 +47,6 @@ from tailrace.observe.events import (
     OffsetsCommitted,
     TopicRecreated,
 )
-from tailrace.observe.hooks import Observer
 from tailrace.protocol.groups import CommitOffset, OffsetCommitRequest
 from tailrace.records import OffsetAndMetadata, TopicPartition
 from tailrace.user_exceptions import error_text
@@ -59,34 +58,31 @@ class Committer:
     """Commits offsets of a group member, or of a manual assignment.
 
     Args:
-        commits: decides which offsets to commit.
+        on_recreated: called with partitions whose topic was recreated after their records were read; may be empty.
         identity: called for each request; returns the member id and generation to commit with, or None while the member
             belongs to no generation of the group.
         on_error: called with the error code of a commit and the identity that the commit was sent with; returns True if
             that identity is still current.
-        on_recreated: called with partitions whose topic was recreated after their records were read; may be empty.
 
     Attributes:
         has_user_committed: True if the user has called ``commit()``.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part that a commit reads or changes
+    def __init__(
         self,
-        config: ConsumerConfig,
-        cluster: Cluster,
-        commits: Commits,
+        parts: ConsumerParts,
         reader: Reader,
-        observer: Observer,
+        on_recreated: Callable[[Collection[TopicPartition]], None],
         identity: Callable[[], Identity | None],
         on_error: Callable[[int, Identity], bool],
-        on_recreated: Callable[[Collection[TopicPartition]], None],
     ) -> None:
+        config = self._config = parts.config
         assert config.group_id is not None
         self._group_id = config.group_id
-        self._config, self._cluster, self._commits = config, cluster, commits
-        self._reader, self._observer = reader, observer
-        self._identity, self._on_error, self._reactions = identity, on_error, ErrorReactions(config)
+        self._cluster, self._observer, self._reader = parts.cluster, parts.observer, reader
         self._on_recreated = on_recreated
+        self._commits = Commits(parts.positions, max_bytes=config.offset_metadata_max_bytes, writer=config.client_id)
+        self._identity, self._on_error, self._reactions = identity, on_error, ErrorReactions(config)
         self._clock = _clock_of(config)
         self._is_over = self.has_user_committed = False
         self._out_of_retries: CommitFailedError | None = None

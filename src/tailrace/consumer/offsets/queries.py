@@ -11,8 +11,9 @@ from functools import partial
 import anyio
 
 from tailrace.consumer.offsets.requests import committed_offsets, group_by_leader, list_offsets
+from tailrace.consumer.parts import ConsumerParts
 from tailrace.core.offset_map import decode_metadata
-from tailrace.core.start_point import EARLIEST, LATEST, StartPoint
+from tailrace.core.start_point import EARLIEST, LATEST
 from tailrace.error_codes import TRANSIENT, ErrorCode
 from tailrace.errors import BrokerError, TailraceError, UnknownPartitionError, broker_error
 from tailrace.net.cluster import Cluster
@@ -44,24 +45,10 @@ async def check_topics(cluster: Cluster, topics: Iterable[str]) -> None:
 
 
 class OffsetQueries:
-    """Queries the partitions' leaders and the group coordinator.
+    """Queries the partitions' leaders and the group coordinator."""
 
-    Args:
-        timeout_s: time limit of each query in seconds.
-        isolation_level: returns the isolation level of ListOffsets requests: 1 for read_committed, with which a log
-            ends at its last stable offset, or 0 for read_uncommitted.
-        now_ms: returns the time in milliseconds since the epoch.
-    """
-
-    def __init__(
-        self, cluster: Cluster, timeout_s: float, isolation_level: Callable[[], int], now_ms: Callable[[], int]
-    ) -> None:
-        self._cluster, self._timeout_s, self._isolation_level, self._now_ms = (
-            cluster,
-            timeout_s,
-            isolation_level,
-            now_ms,
-        )
+    def __init__(self, parts: ConsumerParts) -> None:
+        self._parts, self._cluster = parts, parts.cluster
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offset of each partition."""
@@ -74,14 +61,13 @@ class OffsetQueries:
         return {partition: one.offset for partition, one in found.items()}
 
     async def offsets_for_times(
-        self, times: Mapping[TopicPartition, StartPoint]
+        self, times: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return offset and timestamp of each partition's first record that is not older than the partition's time.
 
-        The value of a partition without such a record is None.
+        The times are in milliseconds since 1970. The value of a partition without such a record is None.
         """
-        now_ms = self._now_ms()
-        found = await self._list({partition: start.with_timestamp(now_ms).number for partition, start in times.items()})
+        found = await self._list(times)
         return {
             partition: None
             if one.offset < 0
@@ -104,7 +90,7 @@ class OffsetQueries:
         """Return a group's committed offsets with the stored metadata, which may contain offset maps."""
         return await self._cluster.retrying(
             partial(committed_offsets, self._cluster, group_id, list(partitions)),
-            timeout_s=self._timeout_s,
+            timeout_s=self._parts.default_timeout_s,
             what=f"reading the committed offsets of group {group_id!r}",
         )
 
@@ -113,7 +99,9 @@ class OffsetQueries:
         token = object()
         self._cluster.watch(token, None)
         try:
-            await self._cluster.retrying(self._cluster.refresh, timeout_s=self._timeout_s, what="listing the topics")
+            await self._cluster.retrying(
+                self._cluster.refresh, timeout_s=self._parts.default_timeout_s, what="listing the topics"
+            )
             topology = self._cluster.topology
         finally:
             self._cluster.unwatch(token)
@@ -170,7 +158,9 @@ class OffsetQueries:
         try:
             await self.check_partitions(wanted)
             await self._cluster.retrying(
-                lambda: self._request_missing(wanted, found), timeout_s=self._timeout_s, what="listing offsets"
+                lambda: self._request_missing(wanted, found),
+                timeout_s=self._parts.default_timeout_s,
+                what="listing offsets",
             )
         finally:
             self._cluster.unwatch(token)
@@ -182,7 +172,7 @@ class OffsetQueries:
         """Request the offsets that ``found`` lacks from all leaders concurrently, and add them to ``found``."""
         by_leader_id, leaderless = group_by_leader(self._cluster, wanted.keys() - found.keys())
         failures: list[TailraceError] = []
-        level = self._isolation_level()
+        level = self._parts.isolation_level
 
         async def ask(leader_id: int, partitions: list[TopicPartition]) -> None:
             try:
@@ -207,4 +197,4 @@ class OffsetQueries:
             raise (final or failures)[0]
 
     async def _retrying(self, attempt: Callable[[], Awaitable[None]], what: str) -> None:
-        await self._cluster.retrying(attempt, timeout_s=min(self._timeout_s, TOPIC_GRACE_S), what=what)
+        await self._cluster.retrying(attempt, timeout_s=min(self._parts.default_timeout_s, TOPIC_GRACE_S), what=what)

@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.offsets.queries import OffsetQueries
 from tailrace.consumer.offsets.requests import committed_offsets
+from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
 from tailrace.consumer.positions.partition_spec import PartitionSpec, RequestedStart
-from tailrace.consumer.positions.start_positions import StartPositions
-from tailrace.core.delivery.positions import Positions
-from tailrace.net.cluster import Cluster
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
 __all__ = ["ManualAssignment"]
@@ -27,20 +24,18 @@ __all__ = ["ManualAssignment"]
 class ManualAssignment:
     """Assigns partitions that the user passes to ``Consumer.assign``."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part that an assignment reads or changes
+    def __init__(
         self,
-        config: ConsumerConfig,
-        cluster: Cluster,
-        positions: Positions,
+        parts: ConsumerParts,
         reader: Reader,
         offset_queries: OffsetQueries,
         offset_resetter: OffsetResetter,
-        start_positions: StartPositions,
         committer: Committer | None,
     ) -> None:
-        self._config, self._cluster, self._positions, self._reader = config, cluster, positions, reader
+        self._parts, self._config, self._positions, self._reader = parts, parts.config, parts.positions, reader
+        self._cluster = parts.cluster
         self._offset_queries, self._offset_resetter = offset_queries, offset_resetter
-        self._start_positions, self._committer = start_positions, committer
+        self._start_positions, self._committer = offset_resetter.start_positions, committer
         self._is_first = True
 
     async def resolve(self, specs: Iterable[PartitionSpec]) -> dict[TopicPartition, RequestedStart]:
@@ -95,7 +90,7 @@ class ManualAssignment:
             requested, offset = chosen[position.partition], committed.get(position.partition)
             self._start_positions.set_start(position, self._start_positions.policy.start_of_assigned(requested, offset))
             position.is_fetchable = True
-        self._start_positions.on_changed()
+        self._parts.changed()
         if resets_offsets and chosen and self._committer is not None:
             await self._offset_resetter.wait_until_found(self._positions.of(chosen), self._timeout_s, skip_delayed=True)
             await self._committer.commit_automatically(timeout_s=self._timeout_s, will_retry=True)
@@ -106,7 +101,7 @@ class ManualAssignment:
         before = self._positions.partitions
         self._reader.drop(before)
         self._positions.remove(before)
-        self._start_positions.on_changed()
+        self._parts.changed()
 
     async def _committed(self, partitions: list[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         if self._config.group_id is None or not partitions:

@@ -11,19 +11,17 @@ from dataclasses import dataclass
 import anyio
 
 from tailrace.auto_reset_event import AutoResetEvent
-from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.offsets.requests import group_by_leader, list_offsets
+from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.start_positions import StartPositions, now_ms
 from tailrace.core.backoff import Backoff
 from tailrace.core.cluster_metadata import is_other_log
-from tailrace.core.delivery.positions import Position, Positions
+from tailrace.core.delivery.positions import Position
 from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, BrokerError, MalformedMessageError, TailraceError
-from tailrace.net.cluster import Cluster, MetadataRefresher
 from tailrace.observe.events import OffsetReset, StartOffsetDelayed, StartOffsetFound
-from tailrace.observe.hooks import Observer
 from tailrace.protocol.records import ListedOffset
 from tailrace.records import TopicPartition
 
@@ -78,20 +76,10 @@ class _LookUp:
 class OffsetResetter:
     """Looks up the start offset of each position that waits for one (``Position.reset_to``)."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each part that a look-up reads or changes
-        self,
-        config: ConsumerConfig,
-        cluster: Cluster,
-        positions: Positions,
-        reader: Reader,
-        start_positions: StartPositions,
-        metadata_refresher: MetadataRefresher,
-        observer: Observer,
-    ) -> None:
-        self._cluster, self._positions, self._reader = cluster, positions, reader
-        self._start_positions, self._metadata_refresher, self._observer = start_positions, metadata_refresher, observer
-        self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
-        self.reconfigure(config)
+    def __init__(self, parts: ConsumerParts, reader: Reader, start_positions: StartPositions) -> None:
+        self._parts, self._reader, self.start_positions = parts, reader, start_positions
+        self._cluster, self._positions, self._observer = parts.cluster, parts.positions, parts.observer
+        self._backoff = Backoff.of_ms(parts.config.retry_backoff_ms, parts.config.retry_backoff_max_ms)
         self._wakeup = AutoResetEvent()
         """Set when a position may wait for a start offset."""
         self._busy_leaders: set[int] = set()
@@ -102,10 +90,7 @@ class OffsetResetter:
         """Number of consecutive failed requests to each leader."""
         self._found = asyncio.Event()
         """Event for any number of tasks that is set, and replaced by a new one, when a start offset may be known."""
-
-    def reconfigure(self, config: ConsumerConfig) -> None:
-        """Apply changed options."""
-        self._isolation_level = int(config.isolation_level == "read_committed")
+        parts.on_change(self.wake)
 
     def wake(self) -> None:
         """Look for positions that wait for a start offset, and wake the tasks in ``wait_until_found``."""
@@ -163,7 +148,7 @@ class OffsetResetter:
                 waiting = {p.partition: p for p in missing if not self._is_unassigned(p)}
                 for position in waiting.values():
                     if position.reset_to is not None and position.reset_to.whence is StartFrom.NONE:
-                        self._start_positions.require_seek(position)
+                        self.start_positions.require_seek(position)
                         self._wake_waiters()
                 self._note_waits(missing)
                 by_leader_id, leaderless = group_by_leader(
@@ -172,7 +157,7 @@ class OffsetResetter:
                 for partition in leaderless:
                     self._waits[partition].reason = "the partition has no leader"
                 if leaderless or len(waiting) < len(missing):
-                    self._metadata_refresher.ask()
+                    self._parts.metadata_refresher.ask()
                 for leader_id in by_leader_id.keys() - self._busy_leaders:
                     self._busy_leaders.add(leader_id)
                     tasks.start_soon(
@@ -200,7 +185,7 @@ class OffsetResetter:
                     StartOffsetDelayed(position.partition, str(position.reset_to), wait.reason, now - wait.since)
                 )
                 # The leader may hang, and another broker may be the leader meanwhile.
-                self._metadata_refresher.ask()
+                self._parts.metadata_refresher.ask()
                 self._wake_waiters()
         if self.delays:
             return now + _DELAYED_S
@@ -222,7 +207,7 @@ class OffsetResetter:
             found: dict[TopicPartition, ListedOffset] = {}
             try:
                 found, errors = await list_offsets(
-                    self._cluster, leader_id, wanted, isolation_level=self._isolation_level
+                    self._cluster, leader_id, wanted, isolation_level=self._parts.isolation_level
                 )
             except (BrokerConnectionError, MalformedMessageError) as error:
                 is_answered, errors = False, {}
@@ -238,7 +223,7 @@ class OffsetResetter:
                     self._set_position(lookup)
                     is_found = True
         if is_found:
-            self._start_positions.on_changed()
+            self._parts.changed()
         if refused or not is_answered:
             await self._pause(leader_id, refused)
         else:
@@ -260,7 +245,7 @@ class OffsetResetter:
             if not error.retriable or has_recurred:
                 self._reader.report(error)
         self._wake_waiters()
-        self._metadata_refresher.ask()
+        self._parts.metadata_refresher.ask()
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
 
     def _set_position(self, lookup: _LookUp) -> None:

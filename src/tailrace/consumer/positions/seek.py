@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias, get_args
 
-from tailrace.consumer.delivery.reader import Reader
+from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
 from tailrace.consumer.positions.partition_spec import Start
-from tailrace.consumer.positions.start_positions import StartPositions
-from tailrace.core.delivery.positions import Position, Positions
+from tailrace.core.delivery.positions import Position
 from tailrace.core.start_point import StartFrom, StartPoint, shares_of
 from tailrace.errors import ConfigurationError, ConsumerStateError, OffsetOutOfRangeError, RequestTimedOutError
 from tailrace.records import OffsetAndMetadata, TopicPartition
@@ -71,22 +70,11 @@ def _target(position: int, share: int, whence: str) -> int | StartPoint:
 
 
 class Seek:
-    """Moves the positions of assigned partitions.
+    """Moves the positions of assigned partitions."""
 
-    Args:
-        timeout_s: time limit in seconds of the look-up of offsets at the leaders.
-    """
-
-    def __init__(
-        self,
-        positions: Positions,
-        reader: Reader,
-        start_positions: StartPositions,
-        offset_resetter: OffsetResetter,
-        timeout_s: float,
-    ) -> None:
-        self._positions, self._reader, self._timeout_s = positions, reader, timeout_s
-        self._start_positions, self._offset_resetter = start_positions, offset_resetter
+    def __init__(self, parts: ConsumerParts, offset_resetter: OffsetResetter) -> None:
+        self._parts, self._positions = parts, parts.positions
+        self._start_positions, self._offset_resetter = offset_resetter.start_positions, offset_resetter
 
     def assigned_position(self, partition: TopicPartition) -> Position:
         """Return the position of an assigned partition.
@@ -114,7 +102,7 @@ class Seek:
         """
         sought = [one for one in partitions if one in self._positions or not skip_unassigned]
         wanted = [self.assigned_position(partition) for partition in sought]
-        await self._offset_resetter.wait_until_found(wanted, self._timeout_s)
+        await self._offset_resetter.wait_until_found(wanted, self._parts.default_timeout_s)
         if skip_unassigned:
             sought = [one.partition for one in wanted if self._positions.get(one.partition) is one]
         return {partition: self._found_position(self.assigned_position(partition)) for partition in sought}
@@ -175,8 +163,8 @@ class Seek:
         moved = {partition: self.assigned_position(partition) for partition in to}
         for partition, position in moved.items():
             self._start_positions.drop_and_set_start(position, to[partition])
-        self._start_positions.on_changed()
-        await self._offset_resetter.wait_until_found(moved.values(), self._timeout_s, skip_delayed=True)
+        self._parts.changed()
+        await self._offset_resetter.wait_until_found(moved.values(), self._parts.default_timeout_s, skip_delayed=True)
         owned = {one: position for one, position in moved.items() if self._positions.get(one) is position}
         delays = self._offset_resetter.delays
         found = {

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from tailrace.config import OffsetReset
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.reader import Reader
+from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.partition_spec import RequestedStart, Start, StartPolicy
 from tailrace.core.cluster_metadata import is_other_log
-from tailrace.core.delivery.positions import Position, Positions
+from tailrace.core.delivery.positions import Position
 from tailrace.core.offset_map import decode_metadata
 from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.errors import ConfigurationError, OffsetOutOfRangeError
-from tailrace.net.cluster import Cluster
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
 __all__ = ["StartPositions", "Time", "now_ms", "start_at_time", "start_by_policy", "start_of"]
@@ -85,22 +85,14 @@ def start_of(given: object) -> RequestedStart:
 class StartPositions:
     """Sets the start positions of one consumer's partitions.
 
+    Callers of ``set_start`` and ``drop_and_set_start`` call ``ConsumerParts.changed`` after all positions are set.
+
     Attributes:
         policy: decides where a partition is read from.
-        on_changed: function to call when the assignment or positions have changed. Callers of ``set_start`` and
-            ``drop_and_set_start`` call it after all positions are set.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        positions: Positions,
-        reader: Reader,
-        policy: StartPolicy,
-        on_changed: Callable[[], None],
-    ) -> None:
-        self._cluster, self._positions, self._reader = cluster, positions, reader
-        self.policy, self.on_changed = policy, on_changed
+    def __init__(self, parts: ConsumerParts, reader: Reader, policy: StartPolicy) -> None:
+        self._parts, self._positions, self._reader, self.policy = parts, parts.positions, reader, policy
 
     def set_start(self, position: Position, start: Start, before: int | None = None) -> None:
         """Read a partition from ``start`` on; the partition must have no buffered records.
@@ -130,18 +122,18 @@ class StartPositions:
         """Read partitions of recreated topics: drop records of the old topics, and look up starts in the new topics."""
         for position in self._positions.of(partitions):
             self.drop_and_set_start(position, self.policy.start_of_added(position.partition), position.next_offset)
-        self.on_changed()
+        self._parts.changed()
 
     def read_again(self, position: Position, committed: OffsetAndMetadata) -> None:
         """Read from a committed offset on, without records that the offset map lists as finished.
 
         If the topic was recreated after the partition was last fetched, ignore the offset and call ``read_recreated``.
         """
-        if is_other_log(position.topic_id, position.partition, self._cluster.topology):
+        if is_other_log(position.topic_id, position.partition, self._parts.cluster.topology):
             self.read_recreated([position.partition])
         else:
             self.drop_and_set_start(position, committed)
-            self.on_changed()
+            self._parts.changed()
 
     def require_seek(self, position: Position) -> None:
         """Deliver an error in place of records until the user seeks (``auto_offset_reset="none"``)."""

@@ -1,0 +1,49 @@
+"""Options, cluster, positions and observer of a consumer, which its parts have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tailrace.config import ConsumerConfig
+from tailrace.core.delivery.positions import Positions
+from tailrace.net.cluster import Cluster, MetadataRefresher
+from tailrace.observe.hooks import Observer
+
+__all__ = ["ConsumerParts"]
+
+
+class ConsumerParts:
+    """Objects that the parts of one consumer share.
+
+    Attributes:
+        config: current options. ``Consumer.reconfigure`` replaces them, so a part reads an option when it needs it.
+        positions: state of the assigned partitions.
+        metadata_refresher: refreshes the cluster metadata, and calls ``on_metadata``.
+    """
+
+    def __init__(
+        self, config: ConsumerConfig, observer: Observer, cluster: Cluster, on_metadata: Callable[[], None]
+    ) -> None:
+        self.config, self.observer, self.cluster = config, observer, cluster
+        self.positions = Positions()
+        self.metadata_refresher = MetadataRefresher(cluster, on_metadata)
+        self._wakes: list[Callable[[], None]] = []
+
+    @property
+    def isolation_level(self) -> int:
+        """Isolation level of requests: 1 for read_committed, 0 for read_uncommitted."""
+        return int(self.config.isolation_level == "read_committed")
+
+    @property
+    def default_timeout_s(self) -> float:
+        """Time limit in seconds of a call of the user, ``default_api_timeout_ms``."""
+        return self.config.default_api_timeout_ms / 1000
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` at each ``changed``."""
+        self._wakes.append(wake)
+
+    def changed(self) -> None:
+        """Wake the parts that act on positions, after a change of the assignment, a position or a leader."""
+        for wake in self._wakes:
+            wake()
