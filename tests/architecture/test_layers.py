@@ -216,7 +216,7 @@ def test_tasks_are_created_in_known_modules(modules):
     provide. A stop hook is abandoned if it ignores its cancellation, and a task group would wait for it.
     """
     makers = {
-        "tailrace/app/closing.py": {"ensure_future"},
+        "tailrace/app/lifecycle.py": {"ensure_future"},
         "tailrace/app/dispatch/executor.py": {"create_task"},
         "tailrace/consumer/supervisor.py": {"create_task", "ensure_future"},
         "tailrace/producer/runtime.py": {"create_task"},

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from tailrace import TailraceError
-from tailrace.app.event_waits import wait_for_any
+from tailrace.app.lifecycle import wait_for_any
 from tailrace.spark.loop_thread import LoopThread
 
 

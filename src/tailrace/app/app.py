@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import signal
+import sys
 from collections.abc import AsyncIterator, Sequence
+from importlib import import_module
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -18,20 +21,18 @@ from typing_extensions import Unpack
 from tailrace.app.declare.parameters import Provider
 from tailrace.app.declare.plan import make_plan
 from tailrace.app.dispatch.executor import Executor
-from tailrace.app.event_waits import wait_for_any
-from tailrace.app.handlers import HandlerFunction, Handlers
-from tailrace.app.health.checks import Health, Vitals, examine
-from tailrace.app.health.consumer_events import ConsumerEvents
+from tailrace.app.handlers import HandlerFunction, Handlers, ResolvedOptions
+from tailrace.app.health.checks import ConsumerEvents, Health, Vitals, examine
 from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, health_app, lag_report
 from tailrace.app.kafka_substitute import KafkaSubstitute
-from tailrace.app.lifecycle import AppRun
+from tailrace.app.lifecycle import AppRun, wait_for_any
 from tailrace.app.options import AppConfig, AppOptions
 from tailrace.app.policies import Retry
 from tailrace.app.publish.encoding import encode_messages
 from tailrace.app.publish.message import Message
 from tailrace.app.publish.results import publish_one
-from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.sources import ConsumerSource, Source
+from tailrace.app.stack_frames import where_raised
 from tailrace.app.topics.names import topic_name
 from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.exactly_once import (
@@ -52,9 +53,10 @@ from tailrace.observe.statistics import AppStatistics
 from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Published
 from tailrace.signals import handle_signals
+from tailrace.user_exceptions import error_text
 from tailrace.values import robust_repr
 
-__all__ = ["App"]
+__all__ = ["App", "load_app", "split_app_name"]
 
 _OWN_OPTIONS = [option.name for option in dataclasses.fields(AppConfig)]
 _TRANSACTION_OPTIONS = [option.name for option in dataclasses.fields(TransactionOptions)]
@@ -542,3 +544,61 @@ class App(Handlers):
             # With a substitute for Kafka, the start never needs to go on without a broker.
             require_broker=self._require_broker or substitute is not None,
         )
+
+
+# ---- import of an App by its name, such as ``shop:billing`` ----------------------------------------------------------
+
+
+def split_app_name(where: str) -> tuple[str, str]:
+    """Split ``MODULE:APP`` into the name of the module and the name of the app.
+
+    Raises:
+        ConfigurationError: ``where`` does not have the form ``MODULE:APP``.
+    """
+    module_name, separator, name = where.partition(":")
+    if not separator or not module_name or not name:
+        raise ConfigurationError(f"{where!r} does not name an app - write MODULE:APP, such as shop:billing")
+    return module_name, name
+
+
+def load_app(where: str) -> App:
+    """Import and return the App that ``MODULE:APP`` names; modules in the current directory are found, too.
+
+    Raises:
+        ConfigurationError: ``MODULE`` does not exist or cannot be imported, or does not contain an App named ``APP``.
+        ModuleNotFoundError: ``MODULE`` imports another module that does not exist.
+        TailraceError: raised by the code of the module.
+    """
+    module_name, name = split_app_name(where)
+    if module_name.startswith(".") or not re.fullmatch(r"[\w.]+", module_name):
+        raise ConfigurationError(f"{module_name!r} is not a module name - {_hint(module_name, name)}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise
+        raise ConfigurationError(f"there is no module {module_name!r} - {_hint(module_name, name)}") from None
+    except TailraceError:
+        raise
+    except Exception as error:
+        line = where_raised(error)
+        at = "" if line is None else f" at {line}"
+        raise ConfigurationError(
+            f"module {module_name!r} cannot be imported: {error_text(error)}{at}"
+            f" - `python -c 'import {module_name}'` shows the whole traceback"
+        ) from error
+    app = getattr(module, name, None)
+    if not isinstance(app, App):
+        apps = [variable for variable, value in vars(module).items() if isinstance(value, App)]
+        hint = f"use one of {', '.join(apps)}" if apps else "the module defines no App"
+        raise ConfigurationError(f"{name!r} of {module_name} is not an App - {hint}")
+    return app
+
+
+def _hint(module_name: str, name: str) -> str:
+    if module_name.endswith(".py"):
+        meant = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
+        return f"did you mean {meant}:{name}?"
+    return f"run this where `import {module_name}` works"

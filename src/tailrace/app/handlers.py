@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
 from typing_extensions import Unpack
 
-from tailrace.app.argument_checks import compile_pattern
 from tailrace.app.function_kinds import FunctionKind, check_hook, handler_kind
-from tailrace.app.options import BatchMiddleware, HandlerOptions, Unmatched, check_handler_options
+from tailrace.app.options import BatchMiddleware, HandlerOptions, Unmatched, check_handler_options, compile_pattern
 from tailrace.app.policies import Batch, OnFailure, OrderBy, Retry
 from tailrace.codecs.protocols import AnyCodec
 from tailrace.core.legal_topic_names import topic_name_fault
 from tailrace.errors import ConfigurationError
 from tailrace.records import Record
 
-__all__ = ["Handler", "HandlerFunction", "Handlers"]
+__all__ = ["Handler", "HandlerFunction", "Handlers", "ResolvedOptions"]
 
 HandlerFunction: TypeAlias = Callable[..., object]
 """Function that is declared as a handler; the annotations of its parameters determine its arguments."""
@@ -228,3 +227,30 @@ def _check_topics(topics: Sequence[object], pattern: re.Pattern[str] | None) -> 
             )
         if fault := topic_name_fault(topic):
             raise ConfigurationError(f"{topic!r} is not a legal topic name: {fault}")
+
+
+# ---- options that handlers have in common with their app, which provides the defaults --------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedOptions:
+    """Options that can be set for an app and for a handler: the values of an app, or the values that a handler uses."""
+
+    retry: Retry
+    on_failure: OnFailure
+    dead_letter: str | None
+    codec: AnyCodec
+    middleware: tuple[Callable[..., Any], ...] = ()
+
+    def for_handler(self, handler: Handler) -> ResolvedOptions:
+        """Return the options that a handler uses: its own, and these options of its app where it has none."""
+        own = handler.middleware
+        return replace(
+            self,
+            retry=handler.retry or self.retry,
+            on_failure=handler.on_failure or self.on_failure,
+            dead_letter=handler.dead_letter or self.dead_letter,
+            codec=handler.codec or self.codec,
+            # The app's middleware takes single records, so it does not wrap handlers of batches.
+            middleware=own if handler.batch is not None else (*self.middleware, *own),
+        )

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from tailrace.app.policies import FailureCounts
 from tailrace.app.refused_records import RefusedRecords
-from tailrace.app.topics.later_topics import LaterTopics
+from tailrace.app.topics.creation import LaterTopics
 from tailrace.app.topics.routes import Routes
 from tailrace.config import resolve
 from tailrace.consumer.consumer import Consumer

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from tailrace.app.app import App
 from tailrace.app.declare.dependencies import Overrides
+from tailrace.app.handlers import ResolvedOptions
 from tailrace.app.kafka_substitute import KafkaSubstitute
 from tailrace.app.lifecycle import AppRun
-from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.transactions.exactly_once import TransactionOptions
 from tailrace.context_managers import contextmanager
 

@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     configure_logging(options.log_level, options.log_format)
     if options.workers is not None or options.reload:
         return _run_workers(options)
-    from tailrace.app.loading import load_app  # noqa: PLC0415
+    from tailrace.app.app import load_app  # noqa: PLC0415
 
     app = load_app(options.app)
     app.configure(**_settings(options))

@@ -10,9 +10,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from tailrace.app.app import App
+from tailrace.app.app import App, load_app
 from tailrace.app.declare.plan import make_plan
-from tailrace.app.loading import load_app
 from tailrace.app.substitution import settings_of
 from tailrace.config import ConsumerConfig, resolve
 from tailrace.error_codes import ErrorCode

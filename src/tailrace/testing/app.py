@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from tailrace.app.app import App
-from tailrace.app.declare.parameter_readers import create_value_reader
+from tailrace.app.declare.arguments import create_value_reader
 from tailrace.app.declare.parameters import Provider
 from tailrace.app.declare.plan import BoundHandler, Plan
-from tailrace.app.event_waits import wait_for_any
 from tailrace.app.failures.dead_letters import DeadLetter, read_dead_letter
 from tailrace.app.failures.policy import ACTION_TEXTS
 from tailrace.app.kafka_substitute import KafkaSubstitute
+from tailrace.app.lifecycle import wait_for_any
 from tailrace.app.policies import FailureAction
 from tailrace.app.sources import Source
 from tailrace.app.substitution import app_run_of, settings_of, substitute_kafka

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tailrace import App, Retry, TopicPartition
-from tailrace.app.resolved_options import ResolvedOptions
-from tailrace.app.topics.later_topics import LaterTopics
+from tailrace.app.handlers import ResolvedOptions
+from tailrace.app.topics.creation import LaterTopics
 from tailrace.app.topics.routes import Routes
 from tailrace.codecs.json_codec import JsonCodec
 from tailrace.config import resolve

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import ConfigurationError, Retry
-from tailrace.app.handlers import Handlers
-from tailrace.app.resolved_options import ResolvedOptions
+from tailrace.app.handlers import Handlers, ResolvedOptions
 from tailrace.app.topics.names import DEAD, REPLAY, RETRY, NameForm, topic_name
 from tailrace.app.topics.routes import Routes
 from tailrace.codecs.json_codec import JsonCodec

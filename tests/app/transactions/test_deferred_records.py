@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace import Record, TopicPartition
-from tailrace.app.topics.retry_topics import RetryTopic
+from tailrace.app.topics.names import RetryTopic
 from tailrace.app.transactions.deferred_records import DeferredRecords
 
 RETRIES = TopicPartition("t.retry", 0)

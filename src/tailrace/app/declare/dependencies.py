@@ -10,8 +10,15 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, DependencyKey, Opened, Reader, create_binding
-from tailrace.app.declare.parameter_readers import create_key_or_header_reader
+from tailrace.app.declare.arguments import (
+    NOTHING_OPENED,
+    Bind,
+    DependencyKey,
+    Opened,
+    Reader,
+    create_binding,
+    create_key_or_header_reader,
+)
 from tailrace.app.declare.parameters import (
     DefaultSource,
     DependencySource,
@@ -23,8 +30,8 @@ from tailrace.app.declare.parameters import (
     RecordSource,
     Scope,
     ValueSource,
+    read_signature,
 )
-from tailrace.app.declare.signature import read_signature
 from tailrace.app.function_kinds import FunctionKind, identity_of, kind_of, name_of
 from tailrace.awaitables import is_coroutine
 from tailrace.codecs.annotations import split_none

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from tailrace.app.declare.dependencies import Dependency, Overrides
 from tailrace.app.declare.prepared_handler import PreparedHandler, prepare
-from tailrace.app.handlers import Handler, Handlers
+from tailrace.app.handlers import Handler, Handlers, ResolvedOptions
 from tailrace.app.options import check_retry_topics
-from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.topics.routes import Routes
 from tailrace.errors import ConfigurationError
 

@@ -13,13 +13,20 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
-from tailrace.app.argument_checks import check_codec
-from tailrace.app.declare.arguments import NOTHING_OPENED, Bind, Binding, Opened, Reader, create_binding
+from tailrace.app.declare.arguments import (
+    NOTHING_OPENED,
+    Bind,
+    Binding,
+    Opened,
+    Reader,
+    ValueReader,
+    create_binding,
+    create_value_reader,
+)
 from tailrace.app.declare.dependencies import Dependency, DependencyPlan, Overrides, open_dependencies, open_into
-from tailrace.app.declare.parameter_readers import ValueReader, create_value_reader
-from tailrace.app.declare.parameters import Parameter, RecordSource, ValueSource
-from tailrace.app.declare.signature import read_signature
+from tailrace.app.declare.parameters import Parameter, RecordSource, ValueSource, read_signature
 from tailrace.app.function_kinds import FunctionKind, handler_kind, name_of
+from tailrace.app.options import check_codec
 from tailrace.batches.columns import arrow_of
 from tailrace.codecs.annotations import described, parts
 from tailrace.codecs.protocols import AnyCodec, TopicReader

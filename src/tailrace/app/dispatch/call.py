@@ -15,9 +15,9 @@ import itertools
 from collections.abc import Awaitable, Callable, Container
 from typing import Any, NamedTuple, TypeAlias
 
+from tailrace.app.declare.parameters import returns_nothing
 from tailrace.app.declare.plan import BoundHandler
 from tailrace.app.declare.prepared_handler import ValueCall
-from tailrace.app.declare.signature import returns_nothing
 from tailrace.app.dispatch.batch_failures import FailuresByIndex, call_batch, raising_if_all_fail, returning_failures
 from tailrace.app.dispatch.handler_context import HandlerContext
 from tailrace.app.dispatch.threads import in_a_thread

@@ -18,8 +18,7 @@ from tailrace.app.failures.dead_letters import (
 )
 from tailrace.app.publish.encoding import replace_trace
 from tailrace.app.publish.noted_trace import noted_trace
-from tailrace.app.topics.names import topic_name
-from tailrace.app.topics.retry_topics import retry_topic
+from tailrace.app.topics.names import retry_topic, topic_name
 from tailrace.app.topics.routes import Routes
 from tailrace.errors import ProducerFencedError, PublishError, PublishTooLargeError
 from tailrace.producer.publisher import Publisher

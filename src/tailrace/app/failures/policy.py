@@ -14,9 +14,8 @@ from typing import Protocol
 
 from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher, OutgoingFailure
 from tailrace.app.failures.reject import Reject
-from tailrace.app.handlers import Handler
+from tailrace.app.handlers import Handler, ResolvedOptions
 from tailrace.app.policies import FailureAction, FailureCount, FailureCounts, RetryDecision, after_failure, consists_of
-from tailrace.app.resolved_options import ResolvedOptions
 from tailrace.app.sources import Transactions
 from tailrace.app.topics.delay_queue import retry_topic_index
 from tailrace.errors import (

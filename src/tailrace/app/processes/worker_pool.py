@@ -12,11 +12,11 @@ from typing import Any, Literal, Self, cast
 import anyio
 from typing_extensions import TypedDict, Unpack
 
-from tailrace.app.event_waits import wait_for_any
+from tailrace.app.app import split_app_name
 from tailrace.app.health.checks import Check, Health
 from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, health_app, lag_report
-from tailrace.app.loading import split_app_name
 from tailrace.app.processes.child_process import MARGIN_S, ProcessExit, SupervisedProcess, pickled
+from tailrace.app.lifecycle import wait_for_any
 from tailrace.app.processes.messages import FromChild
 from tailrace.app.processes.worker_plan import check_count
 from tailrace.config import ConsumerOptions, check_names, hide_secrets, resolve

@@ -17,11 +17,10 @@ from typing import Any
 
 import anyio
 
-from tailrace.app.app import App
-from tailrace.app.event_waits import wait_for_any
+from tailrace.app.app import App, load_app
 from tailrace.app.health.checks import Health
-from tailrace.app.loading import load_app
 from tailrace.app.processes.child_process import Parent, failure_message
+from tailrace.app.lifecycle import wait_for_any
 from tailrace.app.processes.messages import (
     ReadyMessage,
     StatisticsMessage,

@@ -13,10 +13,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from tailrace.app.handlers import Handler
-from tailrace.app.resolved_options import ResolvedOptions
-from tailrace.app.topics.names import DEAD, REPLAY, RETRY, NameForm, topic_name
-from tailrace.app.topics.retry_topics import RetryTopic, retry_topics_of
+from tailrace.app.handlers import Handler, ResolvedOptions
+from tailrace.app.topics.names import DEAD, REPLAY, RETRY, NameForm, RetryTopic, retry_topics_of, topic_name
 from tailrace.errors import ConfigurationError
 
 __all__ = ["HandlerTopics", "Routes"]

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from tailrace.app.failures.dead_letters import due_at
 from tailrace.app.topics.delay_queue import wait_ms
-from tailrace.app.topics.retry_topics import RetryTopic
+from tailrace.app.topics.names import RetryTopic
 from tailrace.app.transactions.window import DeferredOffsets
 from tailrace.records import Record, TopicPartition
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 from tailrace.app.policies import FailureCounts
 from tailrace.app.refused_records import RefusedRecords
 from tailrace.app.sources import HandlerGroup
-from tailrace.app.topics.retry_topics import RetryTopic
+from tailrace.app.topics.names import RetryTopic
 from tailrace.app.transactions.attempts import Attempts, PendingRecord
 from tailrace.app.transactions.deferred_records import DeferredRecords
 from tailrace.app.transactions.delivery import TransactionDelivery

@@ -65,7 +65,7 @@ def _config(options: argparse.Namespace) -> ConsumerConfig:
 def _needs_of(options: argparse.Namespace, config: ConsumerConfig, report: JsonReport | TextReport) -> NeedsOf:
     groups = list(options.group)
     if options.app:
-        from tailrace.app.loading import load_app  # noqa: PLC0415 - a third of the import time
+        from tailrace.app.app import load_app  # noqa: PLC0415 - a third of the import time
         from tailrace.cli.doctor.app_needs import needs_of_app  # noqa: PLC0415
 
         plan, needs_of = needs_of_app(load_app(options.app), config, f"tailrace run {shlex.quote(options.app)}")

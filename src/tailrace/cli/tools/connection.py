@@ -125,7 +125,7 @@ def explicit_options(options: argparse.Namespace) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     if options.app:
-        from tailrace.app.loading import load_app  # noqa: PLC0415 - a third of the import time
+        from tailrace.app.app import load_app  # noqa: PLC0415 - a third of the import time
 
         # Hooks are left out, because they expect the events of the app, not of this command.
         found = {name: value for name, value in load_app(options.app).options.items() if name != "hooks"}
@@ -172,7 +172,7 @@ def group_of(options: argparse.Namespace, config: ConsumerConfig) -> str:
         return str(options.group)
     groups = {config.group_id} - {None}
     if options.app:
-        from tailrace.app.loading import load_app  # noqa: PLC0415
+        from tailrace.app.app import load_app  # noqa: PLC0415
 
         groups = {one.group_id or config.group_id for one in load_app(options.app).declared} - {None} or groups
     if len(groups) > 1:

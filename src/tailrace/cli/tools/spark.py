@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from tailrace.app.loading import load_app
+from tailrace.app.app import load_app
 from tailrace.config import parse_option
 from tailrace.errors import ConfigurationError, TailraceError
 from tailrace.observe.escaping import escaped

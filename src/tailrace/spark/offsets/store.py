@@ -27,8 +27,7 @@ from tailrace.admin.offsets import (
     list_offsets,
 )
 from tailrace.admin.topics import partitions_of, watched_topics
-from tailrace.app.handlers import Handler
-from tailrace.app.resolved_options import ResolvedOptions
+from tailrace.app.handlers import Handler, ResolvedOptions
 from tailrace.app.topics.creation import create_group_topics
 from tailrace.app.topics.routes import Routes
 from tailrace.config import ConsumerConfig

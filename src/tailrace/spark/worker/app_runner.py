@@ -17,8 +17,8 @@ from typing import TypeAlias, cast
 from tailrace.app.app import App
 from tailrace.app.declare.plan import BoundHandler, Plan
 from tailrace.app.dispatch.group_runtime import GroupRuntime
-from tailrace.app.event_waits import wait_for_any
 from tailrace.app.kafka_substitute import KafkaSubstitute
+from tailrace.app.lifecycle import wait_for_any
 from tailrace.app.options import Handle, Middleware
 from tailrace.app.sources import Source
 from tailrace.app.substitution import app_run_of, substitute_kafka

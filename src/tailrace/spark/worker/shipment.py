@@ -20,10 +20,9 @@ from typing import Any, cast
 
 import msgspec
 
-from tailrace.app.app import App
+from tailrace.app.app import App, load_app, split_app_name
 from tailrace.app.declare.dependencies import Overrides
 from tailrace.app.declare.parameters import Depends
-from tailrace.app.loading import load_app, split_app_name
 from tailrace.app.substitution import settings_of
 from tailrace.config import ConsumerConfig
 from tailrace.errors import ConfigurationError
