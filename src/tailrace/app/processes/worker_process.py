@@ -19,8 +19,8 @@ import anyio
 
 from tailrace.app.app import App, load_app
 from tailrace.app.health.checks import Health
-from tailrace.app.processes.child_process import Parent, failure_message
 from tailrace.app.lifecycle import wait_for_any
+from tailrace.app.processes.child_process import Parent, failure_message
 from tailrace.app.processes.messages import (
     ReadyMessage,
     StatisticsMessage,
