@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     )
     from tailrace.observe.statistics import AppStatistics, ConsumerStatistics
     from tailrace.records import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
-    from tailrace.runner import run
+    from tailrace.signals import run
 
 __all__ = [
     "App",
@@ -179,7 +179,7 @@ _MODULES = {
     "SharedCluster": "consumer.shared_cluster",
     "TopicPartition": "records",
     "WorkerPool": "app.processes.worker_pool",
-    "run": "runner",
+    "run": "signals",
 }
 """Module of each name, relative to ``tailrace``; names that are not listed are in ``errors``."""
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tailrace.compiled import COMPILED
+from tailrace.installation import COMPILED
 
 # Of aiokafka, a consumer uses SASL, and the batch decoder where tailrace's compiled module is missing.
 NOT_IMPORTED = {"aiokafka", "pygments", "pyspark", "pytest", "rich", "structlog"}

@@ -20,11 +20,11 @@ LAYERS = [
     {"core"},
     {"batches"},
     {"protocol"},
-    {"observe", "runner"},
+    {"observe", "signals"},
     {"config"},
     {"awaitables"},
     {"errors"},
-    {"records", "values", "version", "error_codes", "extras", "signals", "auto_reset_event", "compiled"},
+    {"records", "values", "error_codes", "installation"},
     {"context_managers", "user_exceptions"},
     {"_native"},
 ]
@@ -220,7 +220,7 @@ def test_tasks_are_created_in_known_modules(modules):
         "tailrace/app/dispatch/executor.py": {"create_task"},
         "tailrace/consumer/supervisor.py": {"create_task", "ensure_future"},
         "tailrace/producer/runtime.py": {"create_task"},
-        "tailrace/runner.py": {"ensure_future"},
+        "tailrace/signals.py": {"ensure_future"},
     }
     wrong = []
     for module in modules:

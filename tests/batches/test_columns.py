@@ -13,8 +13,8 @@ from tailrace.batches import columns as columns_module
 from tailrace.batches import record_batch
 from tailrace.batches.columns import ColumnBuilder, arrow_of, offsets_of
 from tailrace.batches.record_batch import split
-from tailrace.compiled import COMPILED
 from tailrace.errors import ConfigurationError, MalformedMessageError
+from tailrace.installation import COMPILED
 from tailrace.records import TopicPartition
 from tests.support.protocol.built_batches import GZIP, NONE, ZSTD, SentRecord, any_records, batch, old_batch
 

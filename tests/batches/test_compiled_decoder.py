@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tailrace.batches import record_batch
 from tailrace.batches.record_batch import split
-from tailrace.compiled import COMPILED
 from tailrace.errors import MalformedMessageError
+from tailrace.installation import COMPILED
 from tailrace.records import Record
 from tests.support.protocol.built_batches import SentRecord, any_records, batch
 

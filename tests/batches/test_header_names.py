@@ -7,7 +7,7 @@ import pytest
 from tailrace.batches import record_batch
 from tailrace.batches.columns import ColumnBuilder
 from tailrace.batches.record_batch import split
-from tailrace.compiled import COMPILED
+from tailrace.installation import COMPILED
 from tests.support.protocol.built_batches import SentRecord, with_header_name
 
 DECODERS = [

@@ -11,7 +11,7 @@ import pytest
 from tailrace import TailraceError
 from tailrace.cli import entry, main
 from tailrace.errors import ConfigurationError
-from tailrace.extras import install_hint
+from tailrace.installation import install_hint
 from tests.support.commands import environment, tailrace
 
 HELPS = [["--help"], *([name, "--help"] for name in entry.COMMANDS)]

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from tailrace.embedded import cluster, jars
 from tailrace.embedded.cluster import ContainerBroker
 from tailrace.embedded.java import find_java, major_version
-from tailrace.extras import install_hint
+from tailrace.installation import install_hint
 from tailrace.testing import KafkaNotAvailableError, KafkaServer, KafkaServerError
 
 pytestmark = pytest.mark.slow

@@ -15,9 +15,9 @@ from tailrace.cli import main
 from tailrace.cli.tools.record_lines import writer_of
 from tailrace.config import resolve
 from tailrace.net.cluster import Cluster
-from tailrace.observe.escaping import escaped, escaped_json
 from tailrace.observe.events import ConsumerFailed, CredentialsUnencrypted, FetchFailed
 from tailrace.observe.hooks import Observer
+from tailrace.observe.log_format import escaped, escaped_json
 from tailrace.spark.worker.shipment import Shipment
 from tests.support.event_recorder import EventRecorder
 

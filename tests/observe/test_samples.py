@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace.core.metrics import DurationMeter
-from tailrace.observe.samples import samples
+from tailrace.observe.metrics import samples
 from tailrace.observe.statistics import (
     AppStatistics,
     ConsumerStatistics,

@@ -19,10 +19,10 @@ from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.dispatch.work import Worker
 from tailrace.batches import record_batch
 from tailrace.batches.record_batch import split
-from tailrace.compiled import COMPILED
 from tailrace.core.delivery.polled_records import PolledRecords
 from tailrace.core.delivery.positions import Positions
 from tailrace.core.delivery.progress import InFlight, Progress
+from tailrace.installation import COMPILED
 from tailrace.records import Record, TopicPartition
 from tests.support.protocol.built_batches import SentRecord, batch
 from tests.support.simulation.cpu_time import cpu_time

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from tailrace.errors import ConfigurationError
-from tailrace.extras import install_hint
+from tailrace.installation import install_hint
 from tailrace.records import Record, TopicPartition
 
 if TYPE_CHECKING:

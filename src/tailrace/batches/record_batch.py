@@ -20,8 +20,8 @@ import cramjam
 from tailrace.batches.checksum import crc32c
 from tailrace.batches.decompression import decompress
 from tailrace.batches.legacy_batch import LegacyBatch
-from tailrace.compiled import batch_decoder
 from tailrace.errors import MalformedMessageError
+from tailrace.installation import batch_decoder
 from tailrace.protocol.encoding.primitives import FrameReader
 from tailrace.records import Record, TimestampType
 

@@ -19,9 +19,8 @@ from importlib import import_module
 from typing import NamedTuple, Protocol, cast
 
 from tailrace.errors import TailraceError
-from tailrace.extras import install_hint
-from tailrace.observe.escaping import escaped
-from tailrace.version import VERSION
+from tailrace.installation import VERSION, install_hint
+from tailrace.observe.log_format import escaped
 
 __all__ = ["main"]
 

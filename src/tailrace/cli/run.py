@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from tailrace.cli.tools.log_options import add_log_options
 from tailrace.errors import ConfigurationError
-from tailrace.extras import install_hint
+from tailrace.installation import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -20,7 +20,7 @@ from anyio.to_thread import run_sync
 from tailrace.codecs.wire_format import Schema
 from tailrace.context_managers import asynccontextmanager
 from tailrace.errors import ConfigurationError, PublishError, SchemaRegistryError
-from tailrace.extras import install_hint
+from tailrace.installation import install_hint
 from tailrace.observe.events import CredentialsUnencrypted
 from tailrace.observe.hooks import Observer
 from tailrace.values import Hidden

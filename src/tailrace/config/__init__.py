@@ -1,14 +1,11 @@
 """Options of a consumer.
 
 The module ``options`` declares the options, ``consumer_options`` documents them, ``resolution`` determines their values
-from arguments and environment variables, ``checks`` raises errors for contradictory options, and ``spellings`` lists
-the names of options in other clients.
+from arguments and environment variables, and checks them.
 """
 
 from __future__ import annotations
 
-from tailrace.config.addresses import split_address
-from tailrace.config.checks import refuse_inline_pem
 from tailrace.config.consumer_options import ConsumerOptions
 from tailrace.config.options import (
     ASSIGNMENT_STRATEGIES,
@@ -19,7 +16,15 @@ from tailrace.config.options import (
     SecurityProtocol,
     TokenProvider,
 )
-from tailrace.config.resolution import check_names, hide_secrets, parse_option, resolve, with_changes
+from tailrace.config.resolution import (
+    check_names,
+    hide_secrets,
+    parse_option,
+    refuse_inline_pem,
+    resolve,
+    split_address,
+    with_changes,
+)
 
 __all__ = [
     "ASSIGNMENT_STRATEGIES",

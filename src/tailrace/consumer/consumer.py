@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 from typing_extensions import Unpack
 
 from tailrace.batches.columns import ArrowBatch, arrow
-from tailrace.compiled import record_iterator
 from tailrace.config import ConsumerOptions, hide_secrets, with_changes
 from tailrace.consumer.arguments import (
     Assignable,
@@ -45,6 +44,7 @@ from tailrace.consumer.shared_cluster import SharedCluster
 from tailrace.core.delivery.polled_records import PolledRecords
 from tailrace.core.metrics import MetricName
 from tailrace.errors import ConfigurationError, ConsumerStateError
+from tailrace.installation import record_iterator
 from tailrace.observe.statistics import ConsumerStatistics
 from tailrace.records import (
     AnyRecord,

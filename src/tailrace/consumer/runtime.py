@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import anyio
 
-from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.awaitables import AutoResetEvent
 from tailrace.config import ConsumerConfig, check_names, resolve
 from tailrace.consumer.arguments import checked_subscription
 from tailrace.consumer.delivery.buffer import FetchBuffer

@@ -44,7 +44,7 @@ from tailrace.embedded.storage import checkpoint_cache_path, new_id
 from tailrace.embedded.topic_admin import TopicAdmin, new_topic
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerError, ConfigurationError, KafkaNotAvailableError, KafkaServerError, broker_error
-from tailrace.extras import install_hint
+from tailrace.installation import install_hint
 from tailrace.values import robust_repr
 
 __all__ = ["EXTERNAL_BROKERS", "ContainerBroker", "EmbeddedCluster", "free_ports", "is_free"]

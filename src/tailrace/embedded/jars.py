@@ -17,7 +17,7 @@ from xml.etree import ElementTree as ET
 
 from tailrace.embedded.jar_sums import PINNED, SHA256
 from tailrace.errors import KafkaNotAvailableError
-from tailrace.extras import install_hint
+from tailrace.installation import install_hint
 
 __all__ = ["KAFKA_VERSION", "MEGABYTES", "Progress", "broker_class_path", "cache_folder", "class_path", "is_cached"]
 

@@ -18,10 +18,10 @@ from tailrace.app.health.checks import Health
 from tailrace.app.health.endpoint_server import EndpointServer, Render, Route
 from tailrace.app.health.endpoints import HealthEndpoints, HttpAnswer
 from tailrace.errors import TailraceError
-from tailrace.extras import needs_extra
+from tailrace.installation import needs_extra
 from tailrace.integrations.prometheus import encoded_registry
 from tailrace.net.cluster import Cluster
-from tailrace.observe.escaping import escaped
+from tailrace.observe.log_format import escaped
 
 with needs_extra("prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry

@@ -12,7 +12,7 @@ from tailrace.app.app import App
 from tailrace.app.health.endpoint_server import EndpointServer, Render, Route
 from tailrace.app.health.endpoints import HttpAnswer
 from tailrace.app.processes.worker_pool import WorkerPool
-from tailrace.extras import install_hint
+from tailrace.installation import install_hint
 
 __all__ = ["serve"]
 

@@ -17,11 +17,10 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
 from tailrace.app.publish.noted_trace import note_trace
-from tailrace.extras import needs_extra
+from tailrace.installation import needs_extra
 from tailrace.integrations.messaging_conventions import DURATION_BUCKETS_S, SCHEMA_URL, Attribute, Metric, Operation
 from tailrace.observe.events import CommitFailed, Event, FetchCompleted, FetchFailed, OffsetsCommitted
-from tailrace.observe.instrumentation import HandlerInfo, Publish
-from tailrace.observe.telemetry_guard import TelemetryGuard
+from tailrace.observe.hooks import HandlerInfo, Publish, TelemetryGuard
 from tailrace.producer.publisher import Published
 from tailrace.records import Record, TopicPartition
 from tailrace.user_exceptions import has_many_related, message_of

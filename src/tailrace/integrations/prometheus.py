@@ -26,9 +26,8 @@ from tailrace.app.health.endpoints import (
 from tailrace.app.processes.worker_pool import WorkerPool
 from tailrace.consumer.consumer import Consumer
 from tailrace.errors import ConfigurationError, ConsumerStateError
-from tailrace.extras import needs_extra
-from tailrace.observe.metrics import METRICS, MetricDefinition
-from tailrace.observe.samples import Sample, Statistics, samples
+from tailrace.installation import needs_extra
+from tailrace.observe.metrics import METRICS, MetricDefinition, Sample, Statistics, samples
 from tailrace.observe.statistics import DURATION_BOUNDS_S, Durations
 
 with needs_extra("prometheus"):

@@ -16,7 +16,7 @@ from typing import NoReturn, TypeVar
 
 import anyio
 
-from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.awaitables import AutoResetEvent
 from tailrace.config import ConsumerConfig, split_address
 from tailrace.core.backoff import Backoff
 from tailrace.core.cluster_metadata import ClusterMetadata

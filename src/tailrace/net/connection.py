@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar, cast
 
-from tailrace.compiled import new_buffer
 from tailrace.errors import (
     AuthenticationError,
     BrokerConnectionError,
@@ -28,6 +27,7 @@ from tailrace.errors import (
     RequestTimedOutError,
     TailraceError,
 )
+from tailrace.installation import new_buffer
 from tailrace.protocol.handshake import ApiVersionsResponse, BrokerVersions, api_of
 from tailrace.protocol.message import Api, Request
 

@@ -26,11 +26,11 @@ from tailrace.errors import (
     TailraceError,
     UnsupportedVersionError,
 )
+from tailrace.installation import VERSION
 from tailrace.net.connection import Connection
 from tailrace.net.security import authenticate, tls_context
 from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse, BrokerVersions, api_of
 from tailrace.protocol.message import Request
-from tailrace.version import VERSION
 
 __all__ = ["Dialer", "SocketAddress", "connected_socket", "keep_alive", "resolved"]
 

@@ -1,4 +1,4 @@
-"""Emission of events to hooks and to the log."""
+"""Emission of events to hooks and to the log; hooks that also wrap handlers and the publisher, for example in spans."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import copy
 import inspect
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
-from tailrace.observe.escaping import escaped, escaped_traceback
-from tailrace.observe.events import Event
+from tailrace.observe.events import Event, TelemetryFailed
+from tailrace.observe.log_format import escaped, escaped_traceback
 from tailrace.records import TopicPartition
+from tailrace.user_exceptions import error_text
 
 if TYPE_CHECKING:
     import structlog
 
-__all__ = ["Hook", "Observer"]
+__all__ = ["HandlerInfo", "Hook", "Instrumentation", "Observer", "Publish", "TelemetryGuard", "instrumentations_of"]
 
 _DECIMALS = 6
 """Maximum number of decimals of a number in the log."""
@@ -206,3 +209,78 @@ def _structured(value: object) -> object:
             return value.decode(errors="backslashreplace")
         case _:
             return round(value, _DECIMALS) if isinstance(value, float) else value
+
+
+# ---- protection against errors of tracing and metrics ----------------------------------------------------------------
+
+
+class TelemetryGuard:
+    """Context manager that suppresses exceptions of OpenTelemetry, and logs the first one.
+
+    A guard can be entered any number of times.
+
+    Args:
+        step: name of the guarded step for the log.
+    """
+
+    __slots__ = ("_has_failed", "_step")
+
+    def __init__(self, step: str) -> None:
+        self._step, self._has_failed = step, False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if not self._has_failed:
+            self._has_failed = True
+            Observer().emit(TelemetryFailed(self._step, error_text(error), error))
+        return True
+
+
+# ---- wrapping of handlers and the publisher --------------------------------------------------------------------------
+
+Publish: TypeAlias = Callable[..., Awaitable[Any]]
+"""Function with the parameters and the result of ``tailrace.producer.publisher.Publisher.publish``."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerInfo:
+    """Handler that an ``Instrumentation`` wraps."""
+
+    name: str
+    group_id: str
+    is_batch: bool
+
+
+@runtime_checkable
+class Instrumentation(Hook, Protocol):
+    """Hook that also wraps the handlers and the publisher of an app.
+
+    At its start, an app calls ``around_handler`` once for each handler, and ``around_publish`` once.
+    """
+
+    def around_handler(
+        self, call: Callable[[Any], Awaitable[Any]], handler: HandlerInfo, /
+    ) -> Callable[[Any], Awaitable[Any]]:
+        """Return the function that the app calls instead of ``call`` for each attempt to handle a record or batch.
+
+        For a batch handler, the argument of both functions is a list of records, and ``call`` returns the exceptions of
+        the failed records by their index. For other handlers, the argument is a record, and ``call`` raises if the
+        record fails.
+        """
+
+    def around_publish(self, publish: Publish, /) -> Publish:
+        """Return the function that the app calls instead of ``publish``.
+
+        The app calls it for results of handlers, ``app.publish``, retry topics and dead-letter topics.
+        """
+
+
+def instrumentations_of(observer: Observer) -> Sequence[Instrumentation]:
+    """Return the hooks of an observer that are instrumentations."""
+    return tuple(hook for hook in observer.hooks if isinstance(hook, Instrumentation))

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from tailrace.core.legal_topic_names import topic_name_fault
 from tailrace.errors import PublishError
-from tailrace.observe.instrumentation import Instrumentation, Publish
+from tailrace.observe.hooks import Instrumentation, Publish
 from tailrace.records import TopicPartition
 
 __all__ = ["Published", "Publisher", "check_topic_name", "instrumented"]

@@ -13,7 +13,7 @@ from tailrace import Record
 from tailrace.app.declare.prepared_handler import ValueCall
 from tailrace.app.dispatch import record_executor
 from tailrace.app.dispatch.work import Worker
-from tailrace.compiled import COMPILED, handler_run
+from tailrace.installation import COMPILED, handler_run
 
 Run = Callable[..., Awaitable[object]]
 

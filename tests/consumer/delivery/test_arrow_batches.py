@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from tailrace import ConfigurationError, ConsumerStateError, OffsetGapError, RecordTooLargeError, TopicPartition
 from tailrace.batches import columns, record_batch
 from tailrace.batches.columns import arrow_of
-from tailrace.compiled import COMPILED
+from tailrace.installation import COMPILED
 from tailrace.observe.events import OffsetsCommitted
 
 DECODERS = [

@@ -8,8 +8,8 @@ import contextlib
 import pytest
 
 from tailrace import Consumer, ConsumerStateError
-from tailrace.compiled import COMPILED, record_iterator
 from tailrace.consumer import consumer as consumer_module
+from tailrace.installation import COMPILED, record_iterator
 
 ITERATORS = [
     pytest.param(True, id="compiled", marks=pytest.mark.skipif(not COMPILED, reason="there is no compiled module")),

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tailrace.batches import record_batch
-from tailrace.compiled import COMPILED
+from tailrace.installation import COMPILED
 from tests.support.protocol.built_batches import SentRecord, with_header_name
 
 EARLIEST = {"auto_offset_reset": "earliest"}

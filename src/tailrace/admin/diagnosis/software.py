@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 
 from tailrace.admin.diagnosis.findings import Finding, Level
 from tailrace.batches.checksum import HARDWARE
-from tailrace.compiled import COMPILED, IS_TURNED_OFF
+from tailrace.installation import COMPILED, IS_TURNED_OFF
 
 __all__ = ["SoftwareFacts", "software_facts", "software_findings"]
 

@@ -36,7 +36,7 @@ from tailrace.app.publish.results import (
 )
 from tailrace.awaitables import resolve_result
 from tailrace.errors import ConfigurationError
-from tailrace.observe.instrumentation import HandlerInfo
+from tailrace.observe.hooks import HandlerInfo
 from tailrace.records import Record
 
 __all__ = ["HandlerCall", "PublishResult", "UnitCall", "handler_call", "matches"]

@@ -33,7 +33,7 @@ from tailrace.app.function_kinds import identity_of
 from tailrace.app.handlers import Handler
 from tailrace.app.sources import Source
 from tailrace.app.topics.routes import Routes
-from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.awaitables import AutoResetEvent
 from tailrace.core.delivery.progress import Lease
 from tailrace.observe.events import (
     BatchFailed,
@@ -47,8 +47,7 @@ from tailrace.observe.events import (
     RecordSkipped,
     RecordUnmatched,
 )
-from tailrace.observe.hooks import Observer
-from tailrace.observe.instrumentation import instrumentations_of
+from tailrace.observe.hooks import Observer, instrumentations_of
 from tailrace.observe.statistics import ConsumerStatistics, GroupStatistics, HandlerStatistics
 from tailrace.producer.publisher import Publisher, instrumented
 from tailrace.records import Record, TopicPartition

@@ -9,8 +9,7 @@ from tailrace.app.declare.arguments import Opened
 from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher
 from tailrace.app.handlers import Handler
 from tailrace.app.sources import Transactions
-from tailrace.observe.hooks import Observer
-from tailrace.observe.instrumentation import Instrumentation
+from tailrace.observe.hooks import Instrumentation, Observer
 from tailrace.producer.publisher import Publisher
 from tailrace.records import Record
 

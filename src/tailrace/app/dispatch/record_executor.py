@@ -18,8 +18,8 @@ from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover
 from tailrace.app.dispatch.lanes import Lanes
 from tailrace.app.dispatch.work import Worker
 from tailrace.app.publish.results import is_opentelemetry_imported
-from tailrace.compiled import handler_run
 from tailrace.consumer.delivery.slices import is_too_long
+from tailrace.installation import handler_run
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["RecordExecutor"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from tailrace.app.failures.dead_letters import due_at
 from tailrace.app.topics.delay_queue import DelayedRecords, wait_ms
 from tailrace.app.topics.names import RetryTopic
-from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.awaitables import AutoResetEvent
 from tailrace.core.delivery.progress import Lease
 from tailrace.records import Record, TopicPartition
 

@@ -12,7 +12,7 @@ import msgspec
 
 from tailrace.app.health.checks import Health
 from tailrace.errors import ConfigurationError
-from tailrace.observe.escaping import escaped
+from tailrace.observe.log_format import escaped
 from tailrace.observe.statistics import AppStatistics
 
 __all__ = [

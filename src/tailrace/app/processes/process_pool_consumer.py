@@ -33,7 +33,7 @@ from tailrace.app.processes.messages import (
     records_of,
 )
 from tailrace.app.processes.worker_plan import assign_in_turn, check_count, instance_id_template, is_outage, workers_for
-from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.awaitables import AutoResetEvent
 from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, hide_secrets, resolve
 from tailrace.consumer.arguments import checked_subscription
 from tailrace.consumer.delivery.reader import poll_or_stop, poll_within, poll_within_timeout

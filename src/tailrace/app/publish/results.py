@@ -18,7 +18,7 @@ from tailrace.app.publish.encoding import Headers, OutgoingRecord, encode_messag
 from tailrace.app.publish.ordered_gather import gather_in_order
 from tailrace.awaitables import resolve_result
 from tailrace.codecs.protocols import AnyCodec
-from tailrace.observe.telemetry_guard import TelemetryGuard
+from tailrace.observe.hooks import TelemetryGuard
 from tailrace.producer.publisher import Published, Publisher
 from tailrace.records import Record
 

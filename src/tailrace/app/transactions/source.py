@@ -24,7 +24,7 @@ from tailrace.app.transactions.delivery import TransactionDelivery
 from tailrace.app.transactions.interfaces import GroupSource, GroupView, TransactionCommitter
 from tailrace.app.transactions.partitions import TransactionPartitions
 from tailrace.app.transactions.window import Window, WindowSettings, WindowStep
-from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.awaitables import AutoResetEvent
 from tailrace.core.backoff import Backoff
 from tailrace.core.delivery.positions import Position, UnreadableBatch
 from tailrace.core.delivery.progress import Lease

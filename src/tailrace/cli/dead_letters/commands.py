@@ -43,7 +43,7 @@ from tailrace.errors import PublishError
 from tailrace.net.cluster import Cluster
 from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Published
-from tailrace.runner import run
+from tailrace.signals import run
 
 __all__ = ["work"]
 

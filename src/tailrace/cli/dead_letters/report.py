@@ -23,7 +23,7 @@ from tailrace.cli.dead_letters.marks import ReplayMark, ReplayMarks, record_id
 from tailrace.cli.dead_letters.selection import DeadLetterPosition, position_of
 from tailrace.cli.screen import Screen, count
 from tailrace.cli.tools.byte_text import to_json, to_text
-from tailrace.observe.escaping import escaped, escaped_json
+from tailrace.observe.log_format import escaped, escaped_json
 
 __all__ = [
     "FailureSummary",

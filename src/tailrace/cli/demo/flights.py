@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from tailrace.errors import ConfigurationError
-from tailrace.extras import install_hint
+from tailrace.installation import install_hint
 
 __all__ = ["TOTAL", "Flight", "airports", "flights", "partition_of"]
 

@@ -16,7 +16,7 @@ from tailrace.cli.demo.counts import ArrivalDelays, HandledFlights, PartitionPro
 from tailrace.cli.demo.handler import app_of, arrived
 from tailrace.config import ConsumerOptions
 from tailrace.errors import ConfigurationError
-from tailrace.extras import install_hint
+from tailrace.installation import install_hint
 from tailrace.spark import BackfillProgress, SparkPipeline, overwritten_folders, spark_session
 from tailrace.spark.session.connector import is_connector_cached
 

@@ -28,7 +28,7 @@ from tailrace.errors import ConfigurationError, TailraceError
 from tailrace.net.cluster import Cluster
 from tailrace.producer.producer import Producer
 from tailrace.records import TopicPartition
-from tailrace.runner import run
+from tailrace.signals import run
 from tailrace.spark.session.connector import MEGABYTES
 
 __all__ = ["PARTITIONS", "Demo", "partitions_table", "play", "routes_table", "shares", "verdict"]

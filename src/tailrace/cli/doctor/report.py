@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from tailrace.admin.diagnosis.findings import Finding, Level
 from tailrace.admin.diagnosis.wording import named
 from tailrace.cli.tools.tables import counted, write_json
-from tailrace.observe.escaping import escaped
+from tailrace.observe.log_format import escaped
 
 __all__ = ["JsonReport", "TextReport"]
 

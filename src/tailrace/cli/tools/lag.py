@@ -13,7 +13,7 @@ from tailrace.cli.tools.groups import member_as_json
 from tailrace.cli.tools.tables import Column, TextOutput, count, counted, rich_table, write_json
 from tailrace.cli.tools.times import iso_text
 from tailrace.net.cluster import Cluster
-from tailrace.observe.escaping import escaped
+from tailrace.observe.log_format import escaped
 
 __all__ = ["work"]
 

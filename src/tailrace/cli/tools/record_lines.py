@@ -15,7 +15,7 @@ import msgspec
 
 from tailrace.cli.tools.byte_text import to_json, to_text
 from tailrace.cli.tools.times import iso_text, utc_text
-from tailrace.observe.escaping import escaped, escaped_json
+from tailrace.observe.log_format import escaped, escaped_json
 from tailrace.records import Record
 
 __all__ = ["heading", "writer_of"]

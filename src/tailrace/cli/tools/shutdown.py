@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Coroutine
 
-from tailrace.runner import run
+from tailrace.signals import run
 
 __all__ = ["has_reader", "run_to_exit_code"]
 

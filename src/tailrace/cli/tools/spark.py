@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tailrace.app.app import load_app
 from tailrace.config import parse_option
 from tailrace.errors import ConfigurationError, TailraceError
-from tailrace.observe.escaping import escaped
+from tailrace.observe.log_format import escaped
 from tailrace.signals import handle_signals
 from tailrace.spark import SparkPipeline, spark_session
 from tailrace.spark.error_lines import line_of

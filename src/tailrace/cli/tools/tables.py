@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from tailrace.observe.escaping import escaped, escaped_json
+from tailrace.observe.log_format import escaped, escaped_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

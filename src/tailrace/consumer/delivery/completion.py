@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.awaitables import AutoResetEvent
 from tailrace.batches.columns import ArrowBatch, offsets_of
 from tailrace.consumer.delivery.slices import RecordSlice
 from tailrace.core.delivery.polled_records import PolledRecords

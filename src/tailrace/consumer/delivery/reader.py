@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.awaitables import AutoResetEvent
 from tailrace.batches.columns import ArrowBatch, ColumnBuilder
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.buffer import FetchBuffer

@@ -23,7 +23,7 @@ from uuid import UUID
 import anyio
 from anyio.abc import TaskGroup
 
-from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.awaitables import AutoResetEvent
 from tailrace.batches.record_batch import batches_of
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.buffer import FetchBuffer

@@ -16,7 +16,7 @@ from typing import Protocol, assert_never
 import anyio
 from anyio.abc import TaskGroup
 
-from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.awaitables import AutoResetEvent
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.error_reactions import ErrorReactions

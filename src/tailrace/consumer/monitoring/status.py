@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
-from tailrace.compiled import COMPILED
 from tailrace.core.delivery.positions import Position
 from tailrace.errors import ConfigurationError, TailraceError
+from tailrace.installation import COMPILED
 from tailrace.observe.events import (
     AssignmentFaultFound,
     AssignmentFaultResolved,

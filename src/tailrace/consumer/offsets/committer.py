@@ -16,8 +16,7 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
-from tailrace.auto_reset_event import AutoResetEvent
-from tailrace.awaitables import resolve_call
+from tailrace.awaitables import AutoResetEvent, resolve_call
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.error_reactions import ErrorReactions

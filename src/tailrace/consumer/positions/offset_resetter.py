@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.awaitables import AutoResetEvent
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.offsets.requests import group_by_leader, list_offsets
 from tailrace.consumer.parts import ConsumerParts

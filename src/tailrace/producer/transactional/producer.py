@@ -13,7 +13,7 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 from uuid import UUID
 
-from tailrace.auto_reset_event import AutoResetEvent
+from tailrace.awaitables import AutoResetEvent
 from tailrace.batches.batch_writer import COMPRESSIONS, BatchWriter, Compression
 from tailrace.config import ConsumerConfig
 from tailrace.context_managers import asynccontextmanager

@@ -16,7 +16,7 @@ from tailrace.context_managers import contextmanager
 from tailrace.embedded.jars import cache_folder
 from tailrace.embedded.java import OLDEST_JAVA, find_java, found_javas_text
 from tailrace.errors import ConfigurationError, KafkaNotAvailableError
-from tailrace.extras import install_hint
+from tailrace.installation import install_hint
 from tailrace.spark.error_lines import line_of
 from tailrace.spark.session.connector import connector_jars, is_submitted
 
