@@ -31,8 +31,7 @@ from tailrace.context_managers import AsyncExitStack
 from tailrace.core.backoff import Backoff
 from tailrace.errors import BrokerConnectionError, TailraceError
 from tailrace.observe.events import AppFailed, BrokersUnavailable, LeaveGroupTimedOut, ShutdownTimedOut
-from tailrace.observe.hooks import Observer
-from tailrace.observe.hooks import instrumentations_of
+from tailrace.observe.hooks import Observer, instrumentations_of
 from tailrace.observe.statistics import AppStatistics, Durations
 from tailrace.producer.publisher import Publisher, instrumented
 from tailrace.user_exceptions import error_text
