@@ -10,7 +10,6 @@ from tailrace.consumer.group import machine as membership_events
 from tailrace.consumer.group.classic import ALIVE, OVER, TABLE, ClassicMember, ClassicState
 from tailrace.consumer.group.machine import (
     CoordinatorGone,
-    FailMembership,
     FindPartitions,
     ForgetCoordinator,
     GenerationLost,
@@ -22,7 +21,7 @@ from tailrace.consumer.group.machine import (
     LeaveAnswered,
     MemberIdAssigned,
     MemberLost,
-    PartitionsChanged,
+    MetadataRefreshed,
     PartitionsFound,
     PollingResumed,
     PollingStalled,
@@ -168,10 +167,13 @@ def test_fatal_error_ends_the_membership_in_every_state(state):
     if state in OVER:
         assert effects == []
     elif state is ClassicState.LEAVING:
-        assert effects == [FailMembership(FENCED.error)]
+        assert effects == [ReportGroupError(FENCED.error, is_fatal=True)]
         effects_after(one, LeaveAnswered())
     else:
-        assert effects == [Release(owned, is_lost=True, is_last=True, reason="fenced"), FailMembership(FENCED.error)]
+        assert effects == [
+            Release(owned, is_lost=True, is_last=True, reason="fenced"),
+            ReportGroupError(FENCED.error, is_fatal=True),
+        ]
         assert one.state is ClassicState.FAILED
     assert one.is_over
     assert one.owned == frozenset()
@@ -293,7 +295,7 @@ def test_leader_told_to_skip_the_assignment_assigns_nothing():
     assert sync.assignments == {}
     effects_after(one, Synced(ASSIGNMENT), TakenOver())
     assert one.state is ClassicState.STABLE
-    effects_after(one, PartitionsChanged({"t": 4}))
+    effects_after(one, MetadataRefreshed({"t": 4}))
     assert one.state is ClassicState.RELEASING
 
 
@@ -587,7 +589,7 @@ def test_leader_watches_the_topics_of_all_members(counts, is_changed):
     """Added partitions and deleted topics cause a rebalance; topics without a subscriber do not."""
     one = leader(counts={"t": 2, "u": 1})
 
-    effects = effects_after(one, PartitionsChanged(counts))
+    effects = effects_after(one, MetadataRefreshed(counts))
 
     assert bool(effects) == is_changed
     assert one.state is (ClassicState.RELEASING if is_changed else ClassicState.STABLE)
@@ -597,8 +599,8 @@ def test_created_topic_is_assigned():
     """A subscribed topic that did not exist at the last assignment causes a rebalance."""
     one = leader(counts={"t": 2})
 
-    assert effects_after(one, PartitionsChanged({"t": 2, "u": 0})) == []
-    (release,) = effects_after(one, PartitionsChanged({"t": 2, "u": 4}))
+    assert effects_after(one, MetadataRefreshed({"t": 2, "u": 0})) == []
+    (release,) = effects_after(one, MetadataRefreshed({"t": 2, "u": 4}))
 
     assert release.reason == "partitions or topics were added or removed"
 
@@ -610,7 +612,7 @@ def test_follower_does_not_watch_topics():
     one.handle_timer(NOW)
     effects_after(one, JoinedAsFollower("me", 8, "range"), Synced(ASSIGNMENT), TakenOver())
 
-    assert effects_after(one, PartitionsChanged({"t": 9, "u": 9})) == []
+    assert effects_after(one, MetadataRefreshed({"t": 9, "u": 9})) == []
 
 
 def test_new_subscription_causes_a_join():
@@ -860,7 +862,10 @@ def test_member_whose_application_does_not_poll_leaves():
 
     *telling, release = effects_after(one, PollingStalled(UNREAD))
 
-    assert telling == [ReportGroupError(UNREAD), SendLeave(Identity("me", 7), "the application does not poll")]
+    assert telling == [
+        ReportGroupError(UNREAD, is_fatal=False),
+        SendLeave(Identity("me", 7), "the application does not poll"),
+    ]
     assert release == Release(MINE, is_lost=True, is_last=False, reason="the application does not poll")
     assert effects_after(one, Released()) == []
     assert one.next_deadline() is None

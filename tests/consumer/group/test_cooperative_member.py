@@ -7,7 +7,6 @@ import pytest
 from tailrace.consumer.group.classic import OVER, TABLE, ClassicMember, ClassicState
 from tailrace.consumer.group.machine import (
     CoordinatorGone,
-    FailMembership,
     FindPartitions,
     ForgetCoordinator,
     GenerationLost,
@@ -20,12 +19,13 @@ from tailrace.consumer.group.machine import (
     LeaveAnswered,
     MemberLost,
     MembershipFailed,
-    PartitionsChanged,
+    MetadataRefreshed,
     PartitionsFound,
     PollingStalled,
     RebalanceCalled,
     Release,
     Released,
+    ReportGroupError,
     Resubscribed,
     RetryLater,
     SendHeartbeat,
@@ -346,7 +346,7 @@ def test_leader_that_rebalances_for_a_topic_releases_nothing():
     one = owner_in(ClassicState.LEADING)
     effects_after(one, PartitionsFound({"t": 2}), Synced(ASSIGNMENT), TakenOver())
 
-    assert effects_after(one, PartitionsChanged({"t": 3})) == []
+    assert effects_after(one, MetadataRefreshed({"t": 3})) == []
 
     join = join_of(one)
     assert claimed(join) == (MINE, 8)
@@ -827,7 +827,8 @@ def test_failing_assignor_fails_only_its_member(is_cooperative, monkeypatch):
     release, fail, leave = effects_after(one, PartitionsFound({"t": 2}))
 
     assert (release.is_lost, release.is_last) == (True, True)
-    assert isinstance(fail, FailMembership)
+    assert isinstance(fail, ReportGroupError)
+    assert fail.is_fatal
     assert isinstance(fail.error, RebalanceError)
     assert "failing_assignor" in str(fail.error)
     assert leave == SendLeave(Identity("me", 7), "the consumer failed")
@@ -843,7 +844,7 @@ def test_failing_callback_fails_only_its_member(state):
 
     assert effects_after(one, FAULT) == [
         Release(owned, is_lost=True, is_last=True, reason="the callback raised"),
-        FailMembership(FAULT.error),
+        ReportGroupError(FAULT.error, is_fatal=True),
         SendLeave(me, "the consumer failed"),
     ]
 
@@ -861,5 +862,6 @@ def test_failing_static_member_keeps_its_place():
     release, fail = effects_after(one, FAULT)
 
     assert release.is_lost
-    assert isinstance(fail, FailMembership)
+    assert isinstance(fail, ReportGroupError)
+    assert fail.is_fatal
     assert one.state is ClassicState.FAILED

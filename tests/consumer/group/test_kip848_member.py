@@ -13,13 +13,11 @@ from tailrace.consumer.group import machine as membership_events
 from tailrace.consumer.group.kip848 import ALIVE, OVER, TABLE, Kip848Member, Kip848State
 from tailrace.consumer.group.machine import (
     CoordinatorGone,
-    FailMembership,
     FindTopicNames,
     ForgetCoordinator,
     GenerationLost,
     GroupDescribed,
     GroupEvent,
-    GroupHeartbeatAnswered,
     HeartbeatAnswered,
     HeartbeatOutcome,
     InstanceHeld,
@@ -32,7 +30,7 @@ from tailrace.consumer.group.machine import (
     MemberLost,
     MemberSettings,
     MembershipFailed,
-    PartitionsChanged,
+    MetadataRefreshed,
     PartitionsFound,
     PollingResumed,
     PollingStalled,
@@ -70,11 +68,9 @@ FENCED = MembershipFailed(FencedMemberError("fenced"))
 RECONCILING = (Kip848State.STABLE, Kip848State.RELEASING, Kip848State.TAKING_OVER)
 
 
-def answer(epoch: int = 7, assigned: dict[UUID, tuple[int, ...]] | None = None, **changes) -> GroupHeartbeatAnswered:
+def answer(epoch: int = 7, assigned: dict[UUID, tuple[int, ...]] | None = None, **changes) -> HeartbeatAnswered:
     """Return an acknowledged heartbeat."""
-    return GroupHeartbeatAnswered(
-        **{"member_id": "me", "epoch": epoch, "interval_s": INTERVAL_S} | changes, assigned=assigned
-    )
+    return HeartbeatAnswered(**{"epoch": epoch, "interval_s": INTERVAL_S} | changes, assigned=assigned)
 
 
 def parts(*names: str) -> frozenset[TopicPartition]:
@@ -96,8 +92,7 @@ EVENTS: dict[type[GroupEvent], GroupEvent] = {
         Synced(MemberAssignment(())),
         TakenOver(),
         Released(),
-        PartitionsChanged({"t": 2}),
-        HeartbeatAnswered(),
+        MetadataRefreshed({"t": 2}),
         HeartbeatOutcome(Identity("me", 7), HeartbeatAnswered()),
         answer(),
         InstanceHeld(FencedMemberError("held")),
@@ -271,7 +266,7 @@ def test_events_in_any_order_keep_the_invariants(sequence):
             assert state in OVER or one.state in {TABLE[state, kind].then, *TABLE[state, kind].exceptions}
         except ValueError:
             assert state_of(one) == before
-            assert (state, kind) not in TABLE or kind in {GroupHeartbeatAnswered, InstanceReleased, TopicNamesFound}
+            assert (state, kind) not in TABLE or kind in {HeartbeatAnswered, InstanceReleased, TopicNamesFound}
         assert state not in OVER or one.state is state
         assert not one.is_member or one.state in ALIVE
         assert one.owned == frozenset() or one.state in ALIVE
@@ -316,9 +311,12 @@ def test_fatal_error_ends_the_membership_in_every_state(state):
     if state in OVER:
         assert effects == []
     elif state is Kip848State.LEAVING:
-        assert effects == [FailMembership(FENCED.error)]
+        assert effects == [ReportGroupError(FENCED.error, is_fatal=True)]
     else:
-        assert effects == [Release(owned, is_lost=True, is_last=True, reason="fenced"), FailMembership(FENCED.error)]
+        assert effects == [
+            Release(owned, is_lost=True, is_last=True, reason="fenced"),
+            ReportGroupError(FENCED.error, is_fatal=True),
+        ]
         assert one.state is Kip848State.FAILED
     assert one.owned == frozenset()
     assert not one.is_member
@@ -332,7 +330,10 @@ def test_member_whose_application_does_not_poll_leaves():
 
     *telling, release = effects_after(one, PollingStalled(UNREAD))
 
-    assert telling == [SendLeave(Identity("me", -1), "the application does not poll"), ReportGroupError(UNREAD)]
+    assert telling == [
+        SendLeave(Identity("me", -1), "the application does not poll"),
+        ReportGroupError(UNREAD, is_fatal=False),
+    ]
     assert release == Release(parts("t0", "t1"), is_lost=True, is_last=False, reason="the application does not poll")
     assert effects_after(one, Released()) == []
     assert one.next_deadline() is None
@@ -574,7 +575,7 @@ def test_static_member_waits_for_its_instance_id_for_a_session():
     assert refused(one, NOW + 6) == refused(one, NOW + 11.9) == []
     assert one.state is Kip848State.JOINING
     assert beat(one, NOW + 12.9).identity == Identity("me", 0, "i")
-    assert FailMembership(HELD.error) in effects_after(one, HELD, now=NOW + 12.9)
+    assert ReportGroupError(HELD.error, is_fatal=True) in effects_after(one, HELD, now=NOW + 12.9)
     assert one.state is Kip848State.FAILED
 
 
@@ -584,7 +585,7 @@ def test_static_member_waits_longer_if_the_session_is_unknown():
     effects_after(one, HELD)
 
     assert refused(one, NOW + 61) == []
-    assert FailMembership(HELD.error) in refused(one, NOW + 63)
+    assert ReportGroupError(HELD.error, is_fatal=True) in refused(one, NOW + 63)
 
 
 def test_static_member_waits_for_another_session_after_a_failover():
@@ -597,7 +598,7 @@ def test_static_member_waits_for_another_session_after_a_failover():
     effects_after(one, InstanceReleased(), now=NOW + 10)
 
     assert refused(one, NOW + 11) == refused(one, NOW + 20) == []
-    assert FailMembership(HELD.error) in refused(one, NOW + 24)
+    assert ReportGroupError(HELD.error, is_fatal=True) in refused(one, NOW + 24)
 
 
 def test_static_member_that_waits_for_its_instance_id_stops_without_a_leave():
@@ -810,12 +811,12 @@ def test_refreshed_metadata_hasten_the_request_for_names():
     assert assign(one, "t0", "v0") == [FindTopicNames(frozenset({V}))]
     assert effects_after(one, TopicNamesFound({})) == []
 
-    assert effects_after(one, PartitionsChanged({"t": 1, "v": 1})) == [FindTopicNames(frozenset({V}))]
-    assert effects_after(one, PartitionsChanged({"t": 1, "v": 1})) == []
+    assert effects_after(one, MetadataRefreshed({"t": 1, "v": 1})) == [FindTopicNames(frozenset({V}))]
+    assert effects_after(one, MetadataRefreshed({"t": 1, "v": 1})) == []
     (take_over,) = effects_after(one, TopicNamesFound({V: "v"}))
 
     assert (take_over.added, take_over.kept) == (parts("v0"), parts("t0"))
-    assert effects_after(one, PartitionsChanged({"t": 1, "v": 1})) == []
+    assert effects_after(one, MetadataRefreshed({"t": 1, "v": 1})) == []
 
 
 def test_partitions_of_other_topics_are_not_taken_over():

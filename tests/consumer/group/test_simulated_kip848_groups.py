@@ -18,11 +18,11 @@ from tailrace.consumer.group.machine import (
     FindTopicNames,
     ForgetCoordinator,
     GroupEvent,
-    GroupHeartbeatAnswered,
+    HeartbeatAnswered,
     InstanceReleased,
     LeaveAnswered,
     MemberSettings,
-    PartitionsChanged,
+    MetadataRefreshed,
     Release,
     Released,
     Resubscribed,
@@ -165,7 +165,7 @@ class World(RandomSteps):
         """Refresh the metadata of all members."""
         self.known = {topic_id: name for name, (topic_id, _) in self.coordinator.topics.items()}
         for consumer in self.alive:
-            self.tell(consumer, PartitionsChanged({}))
+            self.tell(consumer, MetadataRefreshed({}))
 
     def commit(self) -> None:
         """Let a member commit; a refusal is reported to it."""
@@ -370,7 +370,7 @@ class World(RandomSteps):
         for topic, n in answer.assigned or ():
             assigned[topic] = (*assigned.get(topic, ()), n)
         given = None if answer.assigned is None else assigned
-        return GroupHeartbeatAnswered(me.member_id, answer.epoch, INTERVAL_S, given)
+        return HeartbeatAnswered(answer.epoch, INTERVAL_S, given)
 
     def bring(self, message: Message) -> None:
         """Deliver an answer."""

@@ -16,7 +16,6 @@ from tailrace.consumer.group.machine import (
     CoordinatorGone,
     DescribeGroup,
     Effect,
-    FailMembership,
     FindPartitions,
     ForgetCoordinator,
     GenerationLost,
@@ -31,7 +30,7 @@ from tailrace.consumer.group.machine import (
     MemberLost,
     MemberSettings,
     MembershipFailed,
-    PartitionsChanged,
+    MetadataRefreshed,
     PartitionsFound,
     PollingResumed,
     PollingStalled,
@@ -62,7 +61,7 @@ LOST = CoordinatorGone("the connection broke")
 FAULT = MembershipFailed(RebalanceError("the callback raised"))
 UNREAD = PollingStalled(RebalanceError("the application does not poll"))
 
-AFTER_STOP = (Release, SendLeave, SendHeartbeat, ForgetCoordinator, FailMembership, FindPartitions, SendSync)
+AFTER_STOP = (Release, SendLeave, SendHeartbeat, ForgetCoordinator, ReportGroupError, FindPartitions, SendSync)
 """Effects allowed after a stop: release, leave, and group duties until then."""
 
 
@@ -214,7 +213,7 @@ class World:
     def refresh(self) -> None:
         """Refresh the metadata of all members."""
         for consumer in self.consumers:
-            self.tell(consumer, PartitionsChanged(dict(self.topics)))
+            self.tell(consumer, MetadataRefreshed(dict(self.topics)))
 
     def commit(self, consumer: Consumer) -> None:
         """Commit the positions of a member if it is in a generation."""
@@ -330,6 +329,7 @@ class World:
 
     def _check_effect(self, consumer: Consumer, effect: Effect) -> None:
         assert not consumer.is_stopped or isinstance(effect, AFTER_STOP)
+        assert not (consumer.is_stopped and isinstance(effect, ReportGroupError) and not effect.is_fatal)
         match effect:
             case TakeOver(added, kept):
                 assert kept <= consumer.consuming
@@ -357,7 +357,7 @@ class World:
                     self.on_work(consumer)
                 case ReportAssignmentFault(_, fault):
                     consumer.fault = fault
-                case ForgetCoordinator() | FailMembership() | ReportGroupError():
+                case ForgetCoordinator() | ReportGroupError():
                     pass
                 case _:
                     self.joins += isinstance(effect, SendJoin)

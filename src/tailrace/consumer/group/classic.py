@@ -1,13 +1,9 @@
-"""Member of one group in the classic protocol (JoinGroup, SyncGroup), with its transition table.
+"""Member of one group in the classic protocol (JoinGroup, SyncGroup): states, steps and transition table.
 
 Pure: no clock, IO or logging.
 
 Heartbeats are sent while the member is in a generation. A member that owns partitions stays in its generation during a
 join, and keeps sending heartbeats. A member without partitions needs none while the coordinator holds its join.
-
-The driving coroutine reports the outcome of an effect as an event only if ``awaits`` returns True for the effect. It
-reports an error in the answer to a commit only if ``is_current`` returns True: the commit was sent in the current
-generation, and no join is in flight.
 """
 
 from __future__ import annotations
@@ -21,12 +17,12 @@ from tailrace.consumer.group.machine import (
     CoordinatorGone,
     DescribeGroup,
     Effect,
-    FailMembership,
     FindPartitions,
     ForgetCoordinator,
     GenerationLost,
     GroupDescribed,
     GroupEvent,
+    GroupMachine,
     Heartbeat,
     HeartbeatAnswered,
     HeartbeatOutcome,
@@ -38,8 +34,8 @@ from tailrace.consumer.group.machine import (
     MemberLost,
     MemberSettings,
     MembershipFailed,
+    MetadataRefreshed,
     Partitions,
-    PartitionsChanged,
     PartitionsFound,
     PollingResumed,
     PollingStalled,
@@ -66,8 +62,8 @@ from tailrace.consumer.group.machine import (
 from tailrace.consumer.group.range_assignor import SubscribedMember
 from tailrace.core.backoff import Backoff
 from tailrace.core.group_requests import Identity
-from tailrace.core.machine import Row, StateMachine, TransitionTable, all_but
-from tailrace.errors import RebalanceError, TailraceError
+from tailrace.core.machine import Row, TransitionTable, all_but
+from tailrace.errors import RebalanceError
 from tailrace.protocol.groups import MemberAssignment, MemberSubscription, OwnedPartitions
 from tailrace.records import TopicPartition
 
@@ -80,69 +76,10 @@ __all__ = [
     "TABLE",
     "ClassicMember",
     "ClassicState",
-    "ClassicSteps",
     "GroupLeader",
     "by_topic",
     "unowned_partitions",
 ]
-
-# ---- leader of a classic generation: computes the assignment and detects when it is outdated -------------------------
-
-
-class GroupLeader:
-    """Leader of one generation."""
-
-    def __init__(self, joined: JoinedAsLeader, strategy: Strategy) -> None:
-        self._joined, self._strategy = joined, strategy
-        self._counts: Mapping[str, int] = {}
-        """Partition counts on which the assignment is based."""
-        self.is_withholding = False
-        """True if the assignment lacks partitions that their owners have to release first (KIP-429)."""
-        self.topics = frozenset(topic for subscription in joined.members.values() for topic in subscription.topics)
-        """Topics of all members; the leader watches their partition counts."""
-
-    def assign(self, found: PartitionsFound) -> dict[str, MemberAssignment]:
-        """Return the assignment of each member; empty if the group keeps its assignment (KIP-814).
-
-        The assignment is based on the partition counts in ``found``.
-
-        Raises:
-            RebalanceError: the strategy's function failed, or its result is not an assignment.
-        """
-        self._counts = found.counts
-        if self._joined.skip_assignment:
-            return {}
-        instances = self._joined.instances
-        members = [
-            _as_subscribed(m, subscription, instances.get(m)) for m, subscription in self._joined.members.items()
-        ]
-        partitions = checked_assignment(self._strategy, members, found.counts, found.racks)
-        self.is_withholding = sum(map(len, partitions.values())) < sum(found.counts.values())
-        return {member: MemberAssignment(by_topic(partitions.get(member, ()))) for member in self._joined.members}
-
-    def is_outdated_by(self, counts: Mapping[str, int]) -> bool:
-        """Return True if partition counts of the members' topics have changed since the assignment.
-
-        A topic that does not exist has 0 partitions. Topics that are not in ``counts`` have not changed.
-        """
-        assigned = {topic: self._counts.get(topic, 0) for topic in self.topics}
-        return any(counts.get(topic, before) != before for topic, before in assigned.items())
-
-
-def by_topic(partitions: Iterable[TopicPartition]) -> tuple[OwnedPartitions, ...]:
-    """Return the partitions of each topic, in the form of a subscription or assignment."""
-    topics: dict[str, list[int]] = {}
-    for topic, partition in sorted(partitions):
-        topics.setdefault(topic, []).append(partition)
-    return tuple(OwnedPartitions(topic, tuple(found)) for topic, found in topics.items())
-
-
-def _as_subscribed(member_id: str, subscription: MemberSubscription, instance_id: str | None) -> SubscribedMember:
-    owned = frozenset(TopicPartition(one.topic, p) for one in subscription.owned_partitions for p in one.partitions)
-    return SubscribedMember(
-        member_id, frozenset(subscription.topics), instance_id, owned, subscription.generation_id, subscription.rack_id
-    )
-
 
 # ---- states of a member of a classic group ---------------------------------------------------------------------------
 
@@ -203,7 +140,7 @@ OVER = frozenset({ClassicState.LEFT, ClassicState.FAILED})
 """Final states."""
 
 
-# ---- data of a classic group member, and the steps of its transitions ------------------------------------------------
+# ---- member of a classic group: its data and the steps of its transitions --------------------------------------------
 
 _MOST_REJOINS = 5
 """Number of joins after which a member accepts that the group leaves partitions without an owner."""
@@ -211,11 +148,10 @@ _MOST_LISTED = 3
 """Maximum number of partitions that a text lists."""
 
 
-class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
-    """Data of one member, and the steps of its transitions.
+class ClassicMember(GroupMachine[ClassicState]):
+    """Member of a classic group.
 
     Args:
-        table: transitions of the member.
         settings: settings of the membership.
         strategies: assignment strategies that the member offers, most preferred first.
         chance: returns a number in [0, 1) for jitter.
@@ -224,22 +160,11 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         owned: assigned partitions, including those being taken over or released.
     """
 
-    def __init__(
-        self,
-        table: TransitionTable[ClassicState],
-        settings: MemberSettings,
-        strategies: Sequence[Strategy],
-        chance: Callable[[], float],
-    ) -> None:
-        super().__init__(table, ClassicState.IDLE)
-        self._settings = settings
+    def __init__(self, settings: MemberSettings, strategies: Sequence[Strategy], chance: Callable[[], float]) -> None:
+        super().__init__(TABLE, ClassicState.IDLE, settings, chance)
         self._strategies = {strategy.name: strategy for strategy in strategies}
         self._is_cooperative = are_cooperative(strategies)
-        self._chance = chance
-        self._backoff = Backoff(settings.retry_first_s, settings.retry_longest_s)
         self._heartbeat = Heartbeat(settings.session_timeout_s, settings.heartbeat_interval_s)
-        self._awaited: Effect | None = None
-        """Request or release whose outcome is awaited; None if no outcome is awaited but that of ``_takeover``."""
         self._takeover: TakeOver | None = None
         """Takeover in progress, or None. A join does not end it, but a release or a later takeover does."""
         self._topics = self._joined_topics = settings.topics
@@ -280,21 +205,91 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
 
     @property
     def identity(self) -> Identity:
-        """Identity of this member in the group."""
         return Identity(self._member_id, self._generation, self._settings.instance_id)
 
     @property
     def is_member(self) -> bool:
-        """True while this member is in a generation of the group, so that it may commit and has to send heartbeats."""
         # After a loss, ``_generation`` is -1, although the state is RELEASING or CLOSING while the loss is reported.
         return self._generation >= 0 and (self.state in ALIVE or (self.state in REJOINING and bool(self.owned)))
 
+    # ---- driven by the membership's loop ----------------------------------------
+
+    def heartbeat_age_s(self, now: float) -> float:
+        return self._heartbeat.age_s(now)
+
+    def is_current(self, identity: Identity) -> bool:
+        return identity == self.identity and self.is_member and self.state is not ClassicState.JOINING
+
+    def awaits(self, effect: Effect) -> bool:
+        return any(effect is one for one in (self._awaited, self._takeover, self._lookup))
+
+    def receive(self, event: GroupEvent, now: float) -> None:
+        """Handle an event.
+
+        Raises:
+            ValueError: the event cannot happen in this state; nothing has changed.
+        """
+        if isinstance(event, HeartbeatOutcome):
+            self._handle_heartbeat_outcome(event, now)
+            return
+        before, awaited = self.state, self._awaited
+        super().receive(event, now)
+        if self.state is not before and self._awaited is awaited:
+            self._awaited = None
+
+    def handle_timer(self, now: float) -> None:
+        if self.is_member and self._heartbeat.session_expired(now):
+            self.receive(SessionOver(f"no heartbeat was acknowledged for {self._heartbeat.age_s(now):.1f} s"), now)
+            return
+        if self._stop_at is not None and now >= self._stop_at:
+            self.receive(StopDue(), now)
+        is_join_due = (at := self._next_join_at) is not None and now >= at
+        if is_join_due:
+            self.receive(JoinDue(), now)
+        elif self.state in ASSIGNED and self._describe_at is not None and now >= self._describe_at:
+            self._describe_at, self._lookup = None, DescribeGroup(self._protocol)
+            self._effects.append(self._lookup)
+        if self.is_member and self._heartbeat.should_heartbeat(now):
+            self._heartbeat.note_sent(now)
+            self._effects.append(SendHeartbeat(self.identity, self._settings.session_timeout_s / 3))
+
+    def next_deadline(self) -> float | None:
+        due = [self._heartbeat.next_at] if self.is_member else []
+        due += [] if self._stop_at is None else [self._stop_at]
+        due += [] if (at := self._next_join_at) is None else [at]
+        due += [] if self.state not in ASSIGNED or self._describe_at is None else [self._describe_at]
+        return min(due, default=None)
+
+    @property
+    def _next_join_at(self) -> float | None:
+        if self.state in ASSIGNED:
+            return self._rejoin_at
+        return self._join_at if self.state is ClassicState.WAITING else None
+
+    def _handle_heartbeat_outcome(self, event: HeartbeatOutcome, now: float) -> None:
+        if event.identity != self.identity or not self.is_member:
+            return
+        outcome = event.outcome
+        # REBALANCE_IN_PROGRESS acknowledges the heartbeat, too.
+        if isinstance(outcome, HeartbeatAnswered | RebalanceCalled):
+            self._heartbeat.note_answer(now)
+        if self.state is not ClassicState.JOINING:
+            if not isinstance(outcome, HeartbeatAnswered):
+                self.receive(outcome, now)
+        elif isinstance(outcome, CoordinatorGone):
+            self.find_coordinator(outcome, now)
+        elif isinstance(outcome, RetryLater):
+            self.retry_heartbeat(outcome, now)
+        elif not isinstance(outcome, HeartbeatAnswered | RebalanceCalled):
+            # The error is ignored, because the answer to the join in flight decides about the membership.
+            self._heartbeat.note_failure(now, self._settings.heartbeat_interval_s)
+
     # ---- steps -------------------------------------------------------------------------------------------------
 
-    def schedule_join(self, _event: GroupEvent, now: float) -> ClassicState | None:
+    def schedule_join(self, event: GroupEvent, now: float) -> ClassicState | None:
         """Schedule a join for ``now``; a member that is stopping closes instead."""
         self._join_at = now
-        return None if self._stop_at is None else self._close()
+        return None if self._stop_at is None else self.close(event, now)
 
     def resubscribe(self, event: Resubscribed, _now: float) -> None:
         """Store the subscription for the next join."""
@@ -307,11 +302,11 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._send_join()
         return None
 
-    def join_with_id(self, event: MemberIdAssigned, _now: float) -> ClassicState | None:
+    def join_with_id(self, event: MemberIdAssigned, now: float) -> ClassicState | None:
         """Repeat the join with the assigned member id (KIP-394); a member that is stopping leaves instead."""
         self._member_id = event.member_id
         if self._stop_at is not None:
-            return self._leave()
+            return self.leave(event, now)
         self._send_join()
         return None
 
@@ -327,13 +322,13 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._leader = GroupLeader(event, self._strategies[event.protocol])
         self._emit_awaited(FindPartitions(self._leader.topics))
 
-    def assign(self, event: PartitionsFound, _now: float) -> ClassicState | None:
+    def assign(self, event: PartitionsFound, now: float) -> ClassicState | None:
         """Compute and send the assignment; the answer contains the partitions of the leader, as of every member."""
         assert self._leader is not None
         try:
             self._send_sync(self._leader.assign(event))
         except RebalanceError as error:
-            return self._fail(error)
+            return self.fail(MembershipFailed(error), now)
         return None
 
     def apply_assignment(self, event: Synced, now: float) -> ClassicState | None:
@@ -345,7 +340,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._failures = 0
         self._lookup = self._describe_at = self._rejoin_at = None
         if self._stop_at is not None:
-            return self._close()
+            return self.close(event, now)
         everything = _partitions_of(event.assignment)
         assigned = self._usable(everything - event.missing)
         has_new_topics = self._topics != self._joined_topics
@@ -368,11 +363,6 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._takeover = TakeOver(assigned - kept, kept, self.identity, self._protocol, self._leader is not None)
         self._effects.append(self._takeover)
         return None
-
-    def describe_group(self) -> None:
-        """Look up the subscriptions and assignments of all members."""
-        self._describe_at, self._lookup = None, DescribeGroup(self._protocol)
-        self._effects.append(self._lookup)
 
     def check_owners(self, event: GroupDescribed, now: float) -> None:
         """Schedule a join if a partition has no owner, or another lookup if its owner has yet to release it."""
@@ -405,7 +395,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         return self._start_rejoin(now)
 
     def rejoin_with_topics(self, event: Resubscribed, now: float) -> ClassicState:
-        """Store the subscription and join the next generation with it."""
+        """Join the next generation with the new subscription."""
         self.resubscribe(event, now)
         return self._start_rejoin(now)
 
@@ -428,7 +418,7 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         Without ``leaves_on_stop``, no leave is sent.
         """
         self._reason, self._has_polled_again = str(event.error), False
-        self._effects.append(ReportGroupError(event.error))
+        self._effects.append(ReportGroupError(event.error, is_fatal=False))
         if self._settings.leaves_on_stop:
             self._effects.append(SendLeave(self.identity, "the application does not poll"))
             self._member_id = ""
@@ -445,8 +435,10 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         return self._wait_until(now) if self._has_polled_again else None
 
     def close(self, _event: GroupEvent, _now: float) -> ClassicState:
-        """Release all partitions, because the consumer stops."""
-        return self._close()
+        """Release all partitions, because the consumer stops; a leave follows."""
+        self._takeover = self._stop_at = None
+        self._emit_awaited(Release(self.owned, is_lost=False, is_last=True, reason="the consumer stops"))
+        return ClassicState.CLOSING
 
     def stop_while_joining(self, event: StopMembership, now: float) -> ClassicState | None:
         """Stop while a join is due or in flight.
@@ -458,9 +450,9 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         needs_id = self._settings.instance_id is None or self._settings.leaves_on_stop
         is_id_known = bool(self._member_id) or not needs_id or self.state is ClassicState.WAITING
         if is_id_known and not self.owned:
-            return self._leave()
+            return self.leave(event, now)
         if is_id_known and (self.state is ClassicState.WAITING or not event.may_commit):
-            return self._close()
+            return self.close(event, now)
         if self._stop_at is None:
             self._stop_at = now + self._settings.stop_max_wait_s
         return None
@@ -500,31 +492,36 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         """Send another heartbeat soon; the session continues."""
         self._heartbeat.note_failure(now, self._settings.retry_first_s)
 
-    def check_partition_counts(self, event: PartitionsChanged, now: float) -> ClassicState | None:
+    def check_partition_counts(self, event: MetadataRefreshed, now: float) -> ClassicState | None:
         """Start a rebalance if this member is the leader and partition counts of the group's topics have changed."""
         if self._leader is None or not self._leader.is_outdated_by(event.counts):
             return None
         self._reason = "partitions or topics were added or removed"
         return self._start_rejoin(now)
 
-    def leave(self, _event: GroupEvent, _now: float) -> ClassicState:
+    def leave(self, event: GroupEvent, now: float) -> ClassicState:
         """Leave the group; without ``leaves_on_stop``, no leave is sent."""
-        return self._leave()
+        self.owned, self._takeover, self._stop_at = frozenset(), None, None
+        if not (self._member_id and self._settings.leaves_on_stop):
+            return self.forget(event, now)
+        self._emit_awaited(SendLeave(self.identity, "the consumer stops"))
+        return ClassicState.LEAVING
 
     def forget(self, _event: GroupEvent, _now: float) -> ClassicState:
         """Forget the membership; no request is sent."""
-        return self._forget()
+        self._member_id, self._generation, self.owned = "", -1, frozenset()
+        return ClassicState.LEFT
 
     def fail(self, event: MembershipFailed, _now: float) -> ClassicState:
-        """Report the error, and the partitions as lost.
-
-        With ``leaves_on_stop``, the member also leaves the group, unless the error prevents it.
-        """
-        return self._fail(event.error)
-
-    def report_failure(self, event: MembershipFailed, _now: float) -> None:
-        """Report the error of a callback that ended after the leave was sent."""
-        self._effects.append(FailMembership(event.error))
+        """Report the error, and the partitions as lost; then leave the group, unless the error prevents a leave."""
+        self._reason = str(event.error)
+        self._release_lost(self.owned, is_last=True)
+        self._effects.append(ReportGroupError(event.error, is_fatal=True))
+        self.owned = self._ready = frozenset()
+        if not (leaves_after(event.error) and self._member_id and self._settings.leaves_on_stop):
+            return ClassicState.FAILED
+        self._emit_awaited(SendLeave(self.identity, "the consumer failed"))
+        return ClassicState.LEAVING
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -569,33 +566,6 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         """Schedule a join for ``now``; a member that is not cooperative first releases all partitions."""
         return self._wait_until(now) if self._is_cooperative else self._release(self.owned)
 
-    def _close(self) -> ClassicState:
-        """Release all partitions, because the consumer stops; a leave follows."""
-        self._takeover = self._stop_at = None
-        self._emit_awaited(Release(self.owned, is_lost=False, is_last=True, reason="the consumer stops"))
-        return ClassicState.CLOSING
-
-    def _leave(self) -> ClassicState:
-        self.owned, self._takeover, self._stop_at = frozenset(), None, None
-        if not (self._member_id and self._settings.leaves_on_stop):
-            return self._forget()
-        self._emit_awaited(SendLeave(self.identity, "the consumer stops"))
-        return ClassicState.LEAVING
-
-    def _forget(self) -> ClassicState:
-        self._member_id, self._generation, self.owned = "", -1, frozenset()
-        return ClassicState.LEFT
-
-    def _fail(self, error: TailraceError) -> ClassicState:
-        self._reason = str(error)
-        self._release_lost(self.owned, is_last=True)
-        self._effects.append(FailMembership(error))
-        self.owned = self._ready = frozenset()
-        if not (leaves_after(error) and self._member_id and self._settings.leaves_on_stop):
-            return ClassicState.FAILED
-        self._emit_awaited(SendLeave(self.identity, "the consumer failed"))
-        return ClassicState.LEAVING
-
     def _release(self, partitions: Partitions) -> ClassicState:
         self._takeover = None
         self._emit_awaited(Release(partitions, is_lost=False, is_last=False, reason=self._reason))
@@ -608,11 +578,6 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
     def _wait_until(self, at: float) -> ClassicState:
         self._join_at = at
         return ClassicState.WAITING
-
-    def _emit_awaited(self, effect: Effect) -> None:
-        """Emit ``effect`` and await its outcome."""
-        self._effects.append(effect)
-        self._awaited = effect
 
     def _enter_generation(self, member_id: str, generation: int, protocol: str, now: float) -> None:
         self._member_id, self._generation, self._protocol = member_id, generation, protocol
@@ -641,129 +606,8 @@ class ClassicSteps(StateMachine[ClassicState, GroupEvent, Effect]):
         self._emit_awaited(SendSync(self.identity, self._protocol, assignments, self._settings.max_wait_s))
 
 
-def unowned_partitions(
-    members: Collection[tuple[MemberSubscription, MemberAssignment]], counts: Mapping[str, int], *, is_cooperative: bool
-) -> tuple[Partitions, Partitions]:
-    """Return the subscribed partitions without an owner, and those that a member has to release first (KIP-429).
-
-    The owner of a partition of the second kind has listed it in its subscription, and is about to release it and join
-    again. A restart of the owner replaces its subscription, so that the partition has no owner any more.
-    """
-    subscribed = frozenset(topic for subscription, _ in members for topic in subscription.topics)
-    unassigned = {TopicPartition(topic, n) for topic in subscribed for n in range(counts.get(topic, 0))}
-    withheld: set[TopicPartition] = set()
-    for subscription, assignment in members:
-        unassigned -= {one for one in _partitions_of(assignment) if one.topic in subscription.topics}
-        if is_cooperative:
-            withheld |= {TopicPartition(one.topic, p) for one in subscription.owned_partitions for p in one.partitions}
-    return frozenset(unassigned - withheld), frozenset(unassigned & withheld)
-
-
-def _partitions_of(assignment: MemberAssignment) -> Partitions:
-    return frozenset(TopicPartition(one.topic, p) for one in assignment.assigned_partitions for p in one.partitions)
-
-
-def _listed(partitions: Partitions) -> str:
-    """Return the first of ``partitions`` as text, and the number of the others."""
-    text = ", ".join(map(str, sorted(partitions)[:_MOST_LISTED]))
-    return f"{text} and {len(partitions) - _MOST_LISTED} more" if len(partitions) > _MOST_LISTED else text
-
-
-# ---- member of one group in the classic protocol (JoinGroup, SyncGroup), with its transition table -------------------
-
-
-class ClassicMember(ClassicSteps):
-    """Member of a classic group; implements ``consumer.group.machine.Membership``.
-
-    Args:
-        settings: settings of the membership.
-        strategies: assignment strategies that the member offers, most preferred first.
-        chance: returns a number in [0, 1) for jitter.
-    """
-
-    def __init__(self, settings: MemberSettings, strategies: Sequence[Strategy], chance: Callable[[], float]) -> None:
-        super().__init__(TABLE, settings, strategies, chance)
-
-    def __repr__(self) -> str:
-        return f"<ClassicMember {self.identity.member_id or 'new'} of {self._settings.group_id} {self.state}>"
-
-    def heartbeat_age_s(self, now: float) -> float:
-        """Return the seconds since the last acknowledged heartbeat was sent."""
-        return self._heartbeat.age_s(now)
-
-    def is_current(self, identity: Identity) -> bool:
-        """Return True if the member has to react to an error that answers a request sent as ``identity``."""
-        return identity == self.identity and self.is_member and self.state is not ClassicState.JOINING
-
-    def awaits(self, effect: Effect) -> bool:
-        """Return True if the member awaits the outcome of ``effect``."""
-        return any(effect is one for one in (self._awaited, self._takeover, self._lookup))
-
-    def receive(self, event: GroupEvent, now: float) -> None:
-        """Handle an event.
-
-        Raises:
-            ValueError: the event cannot happen in this state; nothing has changed.
-        """
-        if isinstance(event, HeartbeatOutcome):
-            self._handle_heartbeat_outcome(event, now)
-            return
-        before, awaited = self.state, self._awaited
-        super().receive(event, now)
-        if self.state is not before and self._awaited is awaited:
-            self._awaited = None
-
-    def handle_timer(self, now: float) -> None:
-        """Perform all that is due: the ends of the session and of the wait of a stop, a join, a lookup, a heartbeat."""
-        if self.is_member and self._heartbeat.session_expired(now):
-            self.receive(SessionOver(f"no heartbeat was acknowledged for {self._heartbeat.age_s(now):.1f} s"), now)
-            return
-        if self._stop_at is not None and now >= self._stop_at:
-            self.receive(StopDue(), now)
-        is_join_due = (at := self._next_join_at) is not None and now >= at
-        if is_join_due:
-            self.receive(JoinDue(), now)
-        elif self.state in ASSIGNED and self._describe_at is not None and now >= self._describe_at:
-            self.describe_group()
-        if self.is_member and self._heartbeat.should_heartbeat(now):
-            self._heartbeat.note_sent(now)
-            self._effects.append(SendHeartbeat(self.identity, self._settings.session_timeout_s / 3))
-
-    def next_deadline(self) -> float | None:
-        """Return the time at which ``handle_timer`` is due; None for never."""
-        due = [self._heartbeat.next_at] if self.is_member else []
-        due += [] if self._stop_at is None else [self._stop_at]
-        due += [] if (at := self._next_join_at) is None else [at]
-        due += [] if self.state not in ASSIGNED or self._describe_at is None else [self._describe_at]
-        return min(due, default=None)
-
-    @property
-    def _next_join_at(self) -> float | None:
-        if self.state in ASSIGNED:
-            return self._rejoin_at
-        return self._join_at if self.state is ClassicState.WAITING else None
-
-    def _handle_heartbeat_outcome(self, event: HeartbeatOutcome, now: float) -> None:
-        if event.identity != self.identity or not self.is_member:
-            return
-        outcome = event.outcome
-        # REBALANCE_IN_PROGRESS acknowledges the heartbeat, too.
-        if isinstance(outcome, HeartbeatAnswered | RebalanceCalled):
-            self._heartbeat.note_answer(now)
-        if self.state is not ClassicState.JOINING:
-            if not isinstance(outcome, HeartbeatAnswered):
-                self.receive(outcome, now)
-        elif isinstance(outcome, CoordinatorGone):
-            self.find_coordinator(outcome, now)
-        elif isinstance(outcome, RetryLater):
-            self.retry_heartbeat(outcome, now)
-        elif not isinstance(outcome, HeartbeatAnswered | RebalanceCalled):
-            # The error is ignored, because the answer to the join in flight decides about the membership.
-            self._heartbeat.note_failure(now, self._settings.heartbeat_interval_s)
-
-
 def _rows() -> Iterator[Row[Any, ClassicState, Any]]:
-    state, step = ClassicState, ClassicSteps
+    state, step = ClassicState, ClassicMember
     loss_events = (GenerationLost, MemberLost, SessionOver)
     joining_states = (state.JOINING, state.LEADING, state.SYNCING)
     assigned_states = ASSIGNED
@@ -794,8 +638,8 @@ def _rows() -> Iterator[Row[Any, ClassicState, Any]]:
     # In a generation.
     yield Row((state.TAKING_OVER,), TakenOver, step.complete_takeover, state.STABLE)
     yield Row(waiting_or_joining_states, TakenOver, step.complete_takeover)
-    yield Row((state.STABLE,), PartitionsChanged, step.check_partition_counts, None, (state.RELEASING, state.WAITING))
-    yield Row(all_but_stable, (PartitionsChanged, PollingStalled), step.ignore)
+    yield Row((state.STABLE,), MetadataRefreshed, step.check_partition_counts, None, (state.RELEASING, state.WAITING))
+    yield Row(all_but_stable, (MetadataRefreshed, PollingStalled), step.ignore)
     yield Row(assigned_states, GroupDescribed, step.check_owners)
     yield Row(all_but(state, *assigned_states), GroupDescribed, step.ignore)
     yield Row(assigned_states, (RebalanceCalled, JoinDue), step.follow_rebalance, state.RELEASING, (state.WAITING,))
@@ -834,3 +678,92 @@ def _rows() -> Iterator[Row[Any, ClassicState, Any]]:
 
 TABLE = TransitionTable(_rows(), OVER)
 """Every transition of a classic member."""
+
+
+# ---- leader of a classic generation: computes the assignment and detects when it is outdated -------------------------
+
+
+class GroupLeader:
+    """Leader of one generation."""
+
+    def __init__(self, joined: JoinedAsLeader, strategy: Strategy) -> None:
+        self._joined, self._strategy = joined, strategy
+        self._counts: Mapping[str, int] = {}
+        """Partition counts on which the assignment is based."""
+        self.is_withholding = False
+        """True if the assignment lacks partitions that their owners have to release first (KIP-429)."""
+        self.topics = frozenset(topic for subscription in joined.members.values() for topic in subscription.topics)
+        """Topics of all members; the leader watches their partition counts."""
+
+    def assign(self, found: PartitionsFound) -> dict[str, MemberAssignment]:
+        """Return the assignment of each member; empty if the group keeps its assignment (KIP-814).
+
+        The assignment is based on the partition counts in ``found``.
+
+        Raises:
+            RebalanceError: the strategy's function failed, or its result is not an assignment.
+        """
+        self._counts = found.counts
+        if self._joined.skip_assignment:
+            return {}
+        instances = self._joined.instances
+        members = [
+            _as_subscribed(m, subscription, instances.get(m)) for m, subscription in self._joined.members.items()
+        ]
+        partitions = checked_assignment(self._strategy, members, found.counts, found.racks)
+        self.is_withholding = sum(map(len, partitions.values())) < sum(found.counts.values())
+        return {member: MemberAssignment(by_topic(partitions.get(member, ()))) for member in self._joined.members}
+
+    def is_outdated_by(self, counts: Mapping[str, int]) -> bool:
+        """Return True if partition counts of the members' topics have changed since the assignment.
+
+        A topic that does not exist has 0 partitions. Topics that are not in ``counts`` have not changed.
+        """
+        assigned = {topic: self._counts.get(topic, 0) for topic in self.topics}
+        return any(counts.get(topic, before) != before for topic, before in assigned.items())
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> tuple[OwnedPartitions, ...]:
+    """Return the partitions of each topic, in the form of a subscription or assignment."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted(partitions):
+        topics.setdefault(topic, []).append(partition)
+    return tuple(OwnedPartitions(topic, tuple(found)) for topic, found in topics.items())
+
+
+def _as_subscribed(member_id: str, subscription: MemberSubscription, instance_id: str | None) -> SubscribedMember:
+    owned = frozenset(TopicPartition(one.topic, p) for one in subscription.owned_partitions for p in one.partitions)
+    return SubscribedMember(
+        member_id, frozenset(subscription.topics), instance_id, owned, subscription.generation_id, subscription.rack_id
+    )
+
+
+# ---- owners of the group's partitions, as its coordinator has stored them ----------------------------------------
+
+
+def unowned_partitions(
+    members: Collection[tuple[MemberSubscription, MemberAssignment]], counts: Mapping[str, int], *, is_cooperative: bool
+) -> tuple[Partitions, Partitions]:
+    """Return the subscribed partitions without an owner, and those that a member has to release first (KIP-429).
+
+    The owner of a partition of the second kind has listed it in its subscription, and is about to release it and join
+    again. A restart of the owner replaces its subscription, so that the partition has no owner any more.
+    """
+    subscribed = frozenset(topic for subscription, _ in members for topic in subscription.topics)
+    unassigned = {TopicPartition(topic, n) for topic in subscribed for n in range(counts.get(topic, 0))}
+    withheld: set[TopicPartition] = set()
+    for subscription, assignment in members:
+        unassigned -= {one for one in _partitions_of(assignment) if one.topic in subscription.topics}
+        if is_cooperative:
+            withheld |= {TopicPartition(one.topic, p) for one in subscription.owned_partitions for p in one.partitions}
+    return frozenset(unassigned - withheld), frozenset(unassigned & withheld)
+
+
+def _partitions_of(assignment: MemberAssignment) -> Partitions:
+    return frozenset(TopicPartition(one.topic, p) for one in assignment.assigned_partitions for p in one.partitions)
+
+
+def _listed(partitions: Partitions) -> str:
+    """Return the first of ``partitions`` as text, and the number of the others."""
+    text = ", ".join(map(str, sorted(partitions)[:_MOST_LISTED]))
+    return f"{text} and {len(partitions) - _MOST_LISTED} more" if len(partitions) > _MOST_LISTED else text

@@ -1,20 +1,26 @@
-"""Vocabulary of a group membership: its events, effects, settings and interface, for both protocols.
+"""State machine of a group member: its vocabulary, and what the machines of both protocols have in common.
 
 Pure: no clock, IO or logging.
 
-Each event and each effect is a plain value, with all the data that is needed to handle or perform it.
+A machine receives *events* and emits *effects*; both are plain values, with all the data that is needed to handle or
+perform them. ``consumer.group.membership`` performs the effects and reports their outcomes as events. The machines are
+in ``consumer.group.classic`` and ``consumer.group.kip848``. All times are in seconds, of one clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from enum import StrEnum
+from typing import TypeAlias, TypeVar
 from uuid import UUID
 
 import msgspec
 
+from tailrace.core.backoff import Backoff
 from tailrace.core.group_requests import Identity
+from tailrace.core.machine import StateMachine, TransitionTable
 from tailrace.errors import (
     BrokerError,
     ConfigurationError,
@@ -31,14 +37,13 @@ __all__ = [
     "CoordinatorGone",
     "DescribeGroup",
     "Effect",
-    "FailMembership",
     "FindPartitions",
     "FindTopicNames",
     "ForgetCoordinator",
     "GenerationLost",
     "GroupDescribed",
     "GroupEvent",
-    "GroupHeartbeatAnswered",
+    "GroupMachine",
     "Heartbeat",
     "HeartbeatAnswered",
     "HeartbeatOutcome",
@@ -52,10 +57,9 @@ __all__ = [
     "MemberIdAssigned",
     "MemberLost",
     "MemberSettings",
-    "Membership",
     "MembershipFailed",
+    "MetadataRefreshed",
     "Partitions",
-    "PartitionsChanged",
     "PartitionsFound",
     "PollIntervalClock",
     "PollingResumed",
@@ -84,113 +88,14 @@ __all__ = [
     "leaves_after",
 ]
 
-# ---- times of a member's heartbeats and session, and detection of an application that does not poll ------------------
-
-# ---- detection of an application that does not poll although records wait for it (KIP-62) ----------------------------
-
-
-@dataclass(slots=True)
-class PollIntervalClock:
-    """Timer that detects an application that is stuck, from snapshots of its progress."""
-
-    limit_s: float
-    """``max_poll_interval_ms``, in seconds."""
-    is_stuck: bool = field(default=False, init=False)
-    _seen: object = field(default=None, init=False)
-    """Progress at the last call of ``look``."""
-    _since: float = field(default=0.0, init=False)
-    """Last time at which the application polled or had nothing to poll."""
-
-    def look(self, progress: object, now: float, *, awaits_poll: bool) -> None:
-        """Compare ``progress`` with the last snapshot, and update ``is_stuck``.
-
-        ``is_stuck`` becomes True if the application has not polled for ``limit_s`` although ``awaits_poll`` was true.
-        It becomes False when ``progress`` changes.
-
-        Args:
-            progress: value that changes whenever the application polls.
-            now: current time in seconds.
-            awaits_poll: True if the application has records in flight or could poll some, and is not waiting in a poll.
-        """
-        if progress != self._seen:
-            self._seen, self._since, self.is_stuck = progress, now, False
-        elif not self.is_stuck and not awaits_poll:
-            self._since = now
-        elif now - self._since >= self.limit_s:
-            self.is_stuck = True
-
-    def next_at(self, now: float) -> float:
-        """Return the time of the next call of ``look``: ``is_stuck`` is set at most a quarter of the limit late."""
-        return now + self.limit_s / 4
-
-
-# ---- times of a member's heartbeats and of its session ---------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Heartbeat:
-    """Heartbeat and session timer of one membership; all times are in seconds, of one clock."""
-
-    session_timeout_s: float
-    interval_s: float
-    _alive_since: float = 0.0
-    """Start of the current session."""
-    _next_at: float = 0.0
-    """Time of the next heartbeat, if no heartbeat is in flight then."""
-    _sent_at: float | None = None
-    """Time at which the heartbeat in flight was sent; None if no heartbeat is in flight."""
-
-    def reset(self, now: float) -> None:
-        """Start a new session at ``now``, and schedule a heartbeat one interval later."""
-        self._alive_since = now
-        self._next_at = now + self.interval_s
-        self._sent_at = None
-
-    def note_sent(self, now: float) -> None:
-        """Note that a heartbeat was sent; no other heartbeat is due until it is acknowledged or has failed."""
-        self._sent_at = now
-        self._next_at = now + self.interval_s
-
-    def note_answer(self, now: float) -> None:
-        """Note that the heartbeat was acknowledged, so that the session begins at the time at which it was sent."""
-        if self._sent_at is not None:
-            self._alive_since = max(self._alive_since, self._sent_at)
-            self._sent_at = None
-        self._next_at = max(self._next_at, now)
-
-    def note_failure(self, now: float, pause_s: float) -> None:
-        """Note that the heartbeat failed; the next heartbeat is due after ``pause_s``."""
-        self._sent_at = None
-        self._next_at = now + pause_s
-
-    def should_heartbeat(self, now: float) -> bool:
-        """Return True if a heartbeat is due and none is in flight."""
-        return self._sent_at is None and now >= self._next_at
-
-    def session_expired(self, now: float) -> bool:
-        """Return True if the session has expired."""
-        return now >= self.expires_at
-
-    @property
-    def expires_at(self) -> float:
-        """Time at which the session ends unless another heartbeat is acknowledged."""
-        return self._alive_since + self.session_timeout_s
-
-    @property
-    def next_at(self) -> float:
-        """Time at which a heartbeat is due or the session ends, whichever comes first."""
-        return self.expires_at if self._sent_at is not None else min(self._next_at, self.expires_at)
-
-    def age_s(self, now: float) -> float:
-        """Return the seconds since the last acknowledged heartbeat was sent."""
-        return now - self._alive_since
-
-
-# ---- events of a group membership, for both protocols ----------------------------------------------------------------
+Partitions: TypeAlias = frozenset[TopicPartition]
 
 
 class GroupEvent(Value):
     """Base of all events of a membership."""
+
+
+# ---- from the consumer -----------------------------------------------------------------------------------------------
 
 
 class StartMembership(GroupEvent):
@@ -203,12 +108,62 @@ class Resubscribed(GroupEvent):
     topics: frozenset[str]
 
 
-class StopDue(GroupEvent):
-    """The time for which a stop waits for the end of a rebalance is over; created by ``Membership.handle_timer``."""
+class MetadataRefreshed(GroupEvent):
+    """Cluster metadata was refreshed: topics may have been created or deleted, or have more partitions."""
+
+    counts: Mapping[str, int]
+    """Partition counts by topic: 0 for a topic that does not exist, no entry for a topic without metadata."""
+
+
+class PollingStalled(GroupEvent):
+    """The application has not polled for ``max_poll_interval_ms`` (KIP-62)."""
+
+    error: TailraceError
+
+
+class PollingResumed(GroupEvent):
+    """The application polls again."""
+
+
+class StopMembership(GroupEvent):
+    """The consumer is stopping."""
+
+    may_commit: bool = True
+    """True if offsets may have to be committed when the partitions are released."""
+
+
+# ---- from the machine's own timer (``handle_timer``) -----------------------------------------------------------------
 
 
 class JoinDue(GroupEvent):
-    """A join is due, at once or after a pause; created by ``Membership.handle_timer``."""
+    """A join is due, at once or after a pause."""
+
+
+class StopDue(GroupEvent):
+    """The time for which a stop waits for the end of a rebalance is over."""
+
+
+class SessionOver(GroupEvent):
+    """No heartbeat was acknowledged within the session timeout."""
+
+    reason: str
+
+
+# ---- a join and a sync of the classic protocol, with their answers ---------------------------------------------------
+
+
+class SendJoin(Value):
+    """JoinGroup request, which the coordinator may hold until all members have joined."""
+
+    member_id: str
+    subscriptions: tuple[tuple[str, MemberSubscription], ...]
+    """Subscriptions by assignor, most preferred first."""
+    reason: str
+    timeout_s: float
+    last_assigned: tuple[OwnedPartitions, ...] = ()
+    """Last assignment of this member, for eager sticky assignors."""
+    last_generation: int = -1
+    """Generation of ``last_assigned``; -1 if there was no assignment."""
 
 
 class MemberIdAssigned(GroupEvent):
@@ -232,7 +187,6 @@ class JoinedAsLeader(GroupEvent):
     member_id: str
     generation: int
     protocol: str
-    """Protocol that the coordinator chose; in a consumer group, the name of an assignor."""
     members: Mapping[str, MemberSubscription]
     """Subscriptions of all members, by member id."""
     instances: Mapping[str, str]
@@ -241,12 +195,28 @@ class JoinedAsLeader(GroupEvent):
     """True if the group keeps its assignment, so that the leader must send none (KIP-814)."""
 
 
+class FindPartitions(Value):
+    """Lookup of the partition counts of topics, for the leader."""
+
+    topics: frozenset[str]
+
+
 class PartitionsFound(GroupEvent):
     """Partition counts of the members' topics; topics that do not exist are left out."""
 
     counts: Mapping[str, int]
     racks: Mapping[TopicPartition, frozenset[str]] = msgspec.field(default_factory=dict)
     """Racks of each partition's replicas, for rack-aware assignors (KIP-881)."""
+
+
+class SendSync(Value):
+    """SyncGroup request."""
+
+    identity: Identity
+    protocol: str
+    assignments: Mapping[str, MemberAssignment]
+    """Partitions of every member, by member id; empty if this member is not the leader."""
+    timeout_s: float
 
 
 class Synced(GroupEvent):
@@ -259,6 +229,13 @@ class Synced(GroupEvent):
     """Reason why the assignment could not be read, for which it is empty; empty if it was read."""
 
 
+class DescribeGroup(Value):
+    """Lookup of the subscription and assignment of each member, as the coordinator has stored them."""
+
+    protocol: str
+    """Assignor of the generation, which decides how subscriptions are read."""
+
+
 class GroupDescribed(GroupEvent):
     """The coordinator returned the subscription and assignment of each member, or the lookup failed."""
 
@@ -268,54 +245,53 @@ class GroupDescribed(GroupEvent):
     """Partition counts of the members' topics; topics that do not exist are left out."""
 
 
-class TakenOver(GroupEvent):
-    """``TakeOver`` was performed: the added partitions can be fetched."""
+# ---- heartbeats, and under KIP-848 the target assignment in their answers --------------------------------------------
 
 
-class Released(GroupEvent):
-    """``Release`` was performed: the consumer has removed the partitions."""
+class SendHeartbeat(Value):
+    """Heartbeat request of the classic protocol."""
+
+    identity: Identity
+    timeout_s: float
 
 
-class PartitionsChanged(GroupEvent):
-    """Cluster metadata was refreshed: topics may have been created or deleted, or have more partitions."""
+class SendGroupHeartbeat(Value):
+    """ConsumerGroupHeartbeat request (KIP-848). An optional field is None if it has not changed or is not used."""
 
-    counts: Mapping[str, int]
-    """Partition counts by topic: 0 for a topic that does not exist, no entry for a topic without metadata."""
+    identity: Identity
+    timeout_s: float
+    topics: frozenset[str] | None = None
+    pattern: str | None = None
+    assignor: str | None = None
+    rebalance_timeout_s: float | None = None
+    rack: str | None = None
+    owned: Mapping[UUID, tuple[int, ...]] | None = None
+    """Partition numbers that the member owns, by topic id."""
 
 
 class HeartbeatAnswered(GroupEvent):
-    """The coordinator acknowledged a heartbeat of the classic protocol."""
+    """The coordinator acknowledged a heartbeat. The fields are those of KIP-848."""
+
+    epoch: int = -1
+    """Member epoch."""
+    interval_s: float = 0.0
+    """Time until the next heartbeat."""
+    assigned: Mapping[UUID, tuple[int, ...]] | None = None
+    """Assigned partition numbers by topic id; None if the target assignment has not changed."""
 
 
 class HeartbeatOutcome(GroupEvent):
-    """Outcome of one heartbeat of the classic protocol."""
+    """Outcome of a heartbeat of the classic protocol, which may be in flight together with another request."""
 
     identity: Identity
     """Identity in the heartbeat; an outcome for an earlier identity is ignored."""
     outcome: GroupEvent
 
 
-class GroupHeartbeatAnswered(GroupEvent):
-    """The coordinator acknowledged a KIP-848 heartbeat; its answer may contain a new target assignment."""
+class FindTopicNames(Value):
+    """Lookup of the topic names that belong to topic ids (KIP-848)."""
 
-    member_id: str
-    epoch: int
-    """Member epoch."""
-    interval_s: float
-    """Time until the next heartbeat."""
-    assigned: Mapping[UUID, tuple[int, ...]] | None = None
-    """Assigned partition numbers by topic id; None if the target assignment has not changed."""
-
-
-class InstanceHeld(GroupEvent):
-    """The group holds the instance id of this static member for another member, which may have died (KIP-848)."""
-
-    error: TailraceError
-    """Error to report if the group still holds the instance id after a session."""
-
-
-class InstanceReleased(GroupEvent):
-    """The group no longer holds the instance id for this static member, so the member may join with the id again."""
+    topic_ids: frozenset[UUID]
 
 
 class TopicNamesFound(GroupEvent):
@@ -330,8 +306,68 @@ class SessionKnown(GroupEvent):
     timeout_s: float
 
 
+class InstanceHeld(GroupEvent):
+    """The group holds the instance id of this static member for another member, which may have died (KIP-848)."""
+
+    error: TailraceError
+    """Error to report if the group still holds the instance id after a session."""
+
+
+class InstanceReleased(GroupEvent):
+    """The group no longer holds the instance id for this static member, so the member may join with the id again."""
+
+
+# ---- takeover and release of partitions ------------------------------------------------------------------------------
+
+
+class TakeOver(Value):
+    """Takeover of assigned partitions: find their start positions, call the application's callbacks, then fetch."""
+
+    added: Partitions
+    kept: Partitions
+    """Partitions that an earlier takeover has made ready."""
+    identity: Identity
+    protocol: str
+    """Protocol of the generation; in a consumer group, the name of an assignor."""
+    is_leader: bool
+    topic_ids: Mapping[str, UUID] = msgspec.field(default_factory=dict)
+    """Ids of the topics of ``added`` (KIP-848), by name; without an entry, the group assigns the topic by name."""
+
+
+class TakenOver(GroupEvent):
+    """``TakeOver`` was performed: the added partitions can be fetched."""
+
+
+class Release(Value):
+    """Release of partitions: after records in flight are finished and offsets committed, or at once after a loss."""
+
+    partitions: Partitions
+    is_lost: bool
+    """True if other members may already own the partitions, so that nothing may be committed."""
+    is_last: bool
+    """True if the member stops. No poll follows that would finish the records in flight, so they are not awaited."""
+    reason: str
+
+
+class Released(GroupEvent):
+    """``Release`` was performed: the consumer has removed the partitions."""
+
+
+# ---- leave -----------------------------------------------------------------------------------------------------------
+
+
+class SendLeave(Value):
+    """LeaveGroup request; under KIP-848, the heartbeat that leaves the group."""
+
+    identity: Identity
+    reason: str
+
+
 class LeaveAnswered(GroupEvent):
     """The coordinator acknowledged the leave, or the leave failed and is not repeated."""
+
+
+# ---- outcomes that a request may have in place of its answer ---------------------------------------------------------
 
 
 class RebalanceCalled(GroupEvent):
@@ -366,134 +402,13 @@ class MemberLost(GroupEvent):
     reason: str
 
 
-class SessionOver(GroupEvent):
-    """No heartbeat was acknowledged within the session timeout; created by ``Membership.handle_timer``."""
-
-    reason: str
-
-
 class MembershipFailed(GroupEvent):
     """An error occurred that a repeated request cannot resolve."""
 
     error: TailraceError
 
 
-class PollingStalled(GroupEvent):
-    """The application has not polled for ``max_poll_interval_ms`` (KIP-62)."""
-
-    error: TailraceError
-
-
-class PollingResumed(GroupEvent):
-    """The application polls again."""
-
-
-class StopMembership(GroupEvent):
-    """The consumer is stopping."""
-
-    may_commit: bool = True
-    """True if offsets may have to be committed when the partitions are released."""
-
-
-# ---- effects of a group membership -----------------------------------------------------------------------------------
-
-Partitions: TypeAlias = frozenset[TopicPartition]
-
-
-class SendJoin(Value):
-    """JoinGroup request, which the coordinator may hold until all members have joined."""
-
-    member_id: str
-    subscriptions: tuple[tuple[str, MemberSubscription], ...]
-    """Subscriptions by assignor, most preferred first."""
-    reason: str
-    timeout_s: float
-    last_assigned: tuple[OwnedPartitions, ...] = ()
-    """Last assignment of this member, for eager sticky assignors."""
-    last_generation: int = -1
-    """Generation of ``last_assigned``; -1 if there was no assignment."""
-
-
-class SendSync(Value):
-    """SyncGroup request."""
-
-    identity: Identity
-    protocol: str
-    assignments: Mapping[str, MemberAssignment]
-    """Partitions of every member, by member id; empty if this member is not the leader."""
-    timeout_s: float
-
-
-class SendHeartbeat(Value):
-    """Heartbeat request of the classic protocol."""
-
-    identity: Identity
-    timeout_s: float
-
-
-class SendGroupHeartbeat(Value):
-    """ConsumerGroupHeartbeat request (KIP-848). An optional field is None if it has not changed or is not used."""
-
-    identity: Identity
-    timeout_s: float
-    topics: frozenset[str] | None = None
-    pattern: str | None = None
-    assignor: str | None = None
-    rebalance_timeout_s: float | None = None
-    rack: str | None = None
-    owned: Mapping[UUID, tuple[int, ...]] | None = None
-    """Partition numbers that the member owns, by topic id."""
-
-
-class FindTopicNames(Value):
-    """Lookup of the topic names that belong to topic ids."""
-
-    topic_ids: frozenset[UUID]
-
-
-class SendLeave(Value):
-    """LeaveGroup request; under KIP-848, the heartbeat that leaves the group."""
-
-    identity: Identity
-    reason: str
-
-
-class FindPartitions(Value):
-    """Lookup of the partition counts of topics."""
-
-    topics: frozenset[str]
-
-
-class DescribeGroup(Value):
-    """Lookup of the subscription and assignment of each member, as the coordinator has stored them."""
-
-    protocol: str
-    """Assignor of the generation, which decides how subscriptions are read."""
-
-
-class TakeOver(Value):
-    """Takeover of assigned partitions: find their start positions, call the application's callbacks, then fetch."""
-
-    added: Partitions
-    kept: Partitions
-    """Partitions that an earlier takeover has made ready."""
-    identity: Identity
-    protocol: str
-    """Protocol of the generation; in a consumer group, the name of an assignor."""
-    is_leader: bool
-    topic_ids: Mapping[str, UUID] = msgspec.field(default_factory=dict)
-    """Ids of the topics of ``added`` (KIP-848), by name; without an entry, the group assigns the topic by name."""
-
-
-class Release(Value):
-    """Release of partitions: after records in flight are finished and offsets committed, or at once after a loss."""
-
-    partitions: Partitions
-    is_lost: bool
-    """True if other members may already own the partitions, so that nothing may be committed."""
-    is_last: bool
-    """True if the member stops. No poll follows that would finish the records in flight, so they are not awaited."""
-    reason: str
+# ---- reports ---------------------------------------------------------------------------------------------------------
 
 
 class ForgetCoordinator(Value):
@@ -511,15 +426,11 @@ class ReportAssignmentFault(Value):
 
 
 class ReportGroupError(Value):
-    """Error that the application's next poll raises; the membership continues."""
+    """Error that the application's next poll raises."""
 
     error: TailraceError
-
-
-class FailMembership(Value):
-    """Error that ends the membership."""
-
-    error: TailraceError
+    is_fatal: bool
+    """True if the error ends the membership; False if the membership continues."""
 
 
 Effect: TypeAlias = (
@@ -536,11 +447,10 @@ Effect: TypeAlias = (
     | ForgetCoordinator
     | ReportAssignmentFault
     | ReportGroupError
-    | FailMembership
 )
 
 
-# ---- interface of a group membership, for both protocols -------------------------------------------------------------
+# ---- machine of one member, for both protocols -----------------------------------------------------------------------
 
 _JOIN_GRACE_S = 5.0
 """Time allowed for the network, in addition to the rebalance timeout."""
@@ -579,6 +489,78 @@ class MemberSettings:
         return max(self.request_timeout_s, self.rebalance_timeout_s + _JOIN_GRACE_S)
 
 
+StateT = TypeVar("StateT", bound=StrEnum)
+
+
+class GroupMachine(StateMachine[StateT, GroupEvent, Effect]):
+    """State machine of one member of one group, driven by one coroutine.
+
+    The coroutine reports the outcome of an effect only if ``awaits`` returns True for the effect, and an error in the
+    answer to a commit only if ``is_current`` returns True for the identity in the commit.
+
+    Args:
+        table: transitions of the member.
+        state: state before the start.
+        settings: settings of the membership.
+        chance: returns a number in [0, 1) for jitter.
+    """
+
+    def __init__(
+        self,
+        table: TransitionTable[StateT],
+        state: StateT,
+        settings: MemberSettings,
+        chance: Callable[[], float],
+    ) -> None:
+        super().__init__(table, state)
+        self._settings, self._chance = settings, chance
+        self._backoff = Backoff(settings.retry_first_s, settings.retry_longest_s)
+        self._awaited: Effect | None = None
+        """Effect whose outcome decides the next step; None if there is none. See ``awaits`` for others."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.identity.member_id or 'new'} of {self._settings.group_id} {self.state}>"
+
+    @property
+    @abstractmethod
+    def identity(self) -> Identity:
+        """Identity of this member in its requests."""
+
+    @property
+    @abstractmethod
+    def is_member(self) -> bool:
+        """True while this member is in a generation of the group, so that it may commit and has to send heartbeats."""
+
+    @abstractmethod
+    def is_current(self, identity: Identity) -> bool:
+        """Return True if the member has to react to an error that answers a request sent as ``identity``."""
+
+    @abstractmethod
+    def awaits(self, effect: Effect) -> bool:
+        """Return True if the member awaits the outcome of ``effect``."""
+
+    @abstractmethod
+    def heartbeat_age_s(self, now: float) -> float:
+        """Return the seconds since the last acknowledged heartbeat was sent."""
+
+    @abstractmethod
+    def handle_timer(self, now: float) -> None:
+        """Perform all steps that are due at ``now``."""
+
+    @abstractmethod
+    def next_deadline(self) -> float | None:
+        """Return the time at which ``handle_timer`` is due; None for never."""
+
+    def report_failure(self, event: MembershipFailed, _now: float) -> None:
+        """Report the error of a callback that ended after the leave was sent."""
+        self._effects.append(ReportGroupError(event.error, is_fatal=True))
+
+    def _emit_awaited(self, effect: Effect) -> None:
+        """Emit ``effect`` and await its outcome, instead of the outcome awaited so far."""
+        self._effects.append(effect)
+        self._awaited = effect
+
+
 def leaves_after(error: TailraceError) -> bool:
     """Return True if a member that fails with ``error`` has to leave the group.
 
@@ -589,42 +571,104 @@ def leaves_after(error: TailraceError) -> bool:
     return isinstance(error, BrokerError | ConfigurationError | GroupError)
 
 
-class Membership(Protocol):
-    """State machine of one member of one group, driven by one coroutine, without clock and I/O.
+# ---- times of a member's heartbeats and of its session ---------------------------------------------------------------
 
-    All times are in seconds, of the clock of the driving coroutine.
+
+@dataclass(slots=True)
+class Heartbeat:
+    """Heartbeat and session timer of one membership.
+
+    Each acknowledged heartbeat begins a new session, at the time at which the heartbeat was *sent*. The broker receives
+    the heartbeat later, so the member considers its session expired no later than the broker does.
     """
 
-    @property
-    def identity(self) -> Identity: ...
+    session_timeout_s: float
+    interval_s: float
+    _alive_since: float = 0.0
+    """Start of the current session."""
+    _next_at: float = 0.0
+    """Time of the next heartbeat, if no heartbeat is in flight then."""
+    _sent_at: float | None = None
+    """Time at which the heartbeat in flight was sent; None if no heartbeat is in flight."""
+
+    def reset(self, now: float) -> None:
+        """Start a new session at ``now``, and schedule a heartbeat one interval later."""
+        self._alive_since = now
+        self._next_at = now + self.interval_s
+        self._sent_at = None
+
+    def note_sent(self, now: float) -> None:
+        """Note that a heartbeat was sent; no other heartbeat is due until it is acknowledged or has failed."""
+        self._sent_at = now
+        self._next_at = now + self.interval_s
+
+    def note_answer(self, now: float) -> None:
+        """Note that the heartbeat was acknowledged, so that the session begins at the time at which it was sent."""
+        if self._sent_at is not None:
+            self._alive_since = max(self._alive_since, self._sent_at)
+            self._sent_at = None
+        self._next_at = max(self._next_at, now)
+
+    def note_failure(self, now: float, pause_s: float) -> None:
+        """Note that the heartbeat failed; the next heartbeat is due after ``pause_s``."""
+        self._sent_at = None
+        self._next_at = now + pause_s
+
+    def should_heartbeat(self, now: float) -> bool:
+        """Return True if a heartbeat is due and none is in flight."""
+        return self._sent_at is None and now >= self._next_at
+
+    def session_expired(self, now: float) -> bool:
+        return now >= self.expires_at
 
     @property
-    def owned(self) -> Partitions: ...
+    def expires_at(self) -> float:
+        """Time at which the session ends unless another heartbeat is acknowledged."""
+        return self._alive_since + self.session_timeout_s
 
     @property
-    def is_member(self) -> bool:
-        """True while this member is in a generation of the group, so that it may commit and has to send heartbeats."""
+    def next_at(self) -> float:
+        """Time at which a heartbeat is due or the session ends, whichever comes first."""
+        return self.expires_at if self._sent_at is not None else min(self._next_at, self.expires_at)
 
-    @property
-    def is_over(self) -> bool: ...
-
-    def is_current(self, identity: Identity) -> bool:
-        """Return True if the membership has to react to an error in the answer to a request sent as ``identity``."""
-
-    def awaits(self, effect: Effect) -> bool:
-        """Return True if the membership awaits the outcome of ``effect``; only such an outcome may be reported."""
-
-    def heartbeat_age_s(self, now: float) -> float:
+    def age_s(self, now: float) -> float:
         """Return the seconds since the last acknowledged heartbeat was sent."""
+        return now - self._alive_since
 
-    def receive(self, event: GroupEvent, now: float) -> None:
-        """Handle an event."""
 
-    def handle_timer(self, now: float) -> None:
-        """Perform the steps that are due at ``now``."""
+# ---- detection of an application that does not poll although records wait for it (KIP-62) ----------------------------
 
-    def next_deadline(self) -> float | None:
-        """Return the time at which ``handle_timer`` is due; None for never."""
 
-    def effects(self) -> Iterator[Effect]:
-        """Yield the effects to perform, in order, each once."""
+@dataclass(slots=True)
+class PollIntervalClock:
+    """Timer that detects an application that is stuck, from snapshots of its progress."""
+
+    limit_s: float
+    """``max_poll_interval_ms``, in seconds."""
+    is_stuck: bool = field(default=False, init=False)
+    _seen: object = field(default=None, init=False)
+    """Progress at the last call of ``look``."""
+    _since: float = field(default=0.0, init=False)
+    """Last time at which the application polled or had nothing to poll."""
+
+    def look(self, progress: object, now: float, *, awaits_poll: bool) -> None:
+        """Compare ``progress`` with the last snapshot, and update ``is_stuck``.
+
+        ``is_stuck`` becomes True if the application has not polled for ``limit_s`` although ``awaits_poll`` was true.
+        It becomes False when ``progress`` changes.
+
+        Args:
+            progress: value that changes whenever the application polls.
+            now: current time in seconds.
+            awaits_poll: True if the application has records in flight or could poll some, and is not waiting in a poll.
+        """
+        if progress != self._seen:
+            self._seen, self._since, self.is_stuck = progress, now, False
+        elif not self.is_stuck and not awaits_poll:
+            self._since = now
+        elif now - self._since >= self.limit_s:
+            self.is_stuck = True
+
+    def next_at(self, now: float) -> float:
+        """Return the time of the next call of ``look``: ``is_stuck`` is set at most a quarter of the limit late."""
+        return now + self.limit_s / 4

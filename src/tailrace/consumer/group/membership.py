@@ -11,7 +11,7 @@ import asyncio
 import random
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Protocol, assert_never
+from typing import Protocol, TypeAlias, assert_never
 
 import anyio
 from anyio.abc import TaskGroup
@@ -28,7 +28,6 @@ from tailrace.consumer.group.machine import (
     CoordinatorGone,
     DescribeGroup,
     Effect,
-    FailMembership,
     FindPartitions,
     FindTopicNames,
     ForgetCoordinator,
@@ -36,10 +35,9 @@ from tailrace.consumer.group.machine import (
     HeartbeatOutcome,
     InstanceHeld,
     MemberSettings,
-    Membership,
     MembershipFailed,
+    MetadataRefreshed,
     Partitions,
-    PartitionsChanged,
     PollingResumed,
     PollingStalled,
     PollIntervalClock,
@@ -112,6 +110,9 @@ _REBALANCE_SHARE_OF_STOP = 0.25
 """Share of ``stop_timeout_ms`` for which a stop waits for a rebalance to end; until then, commits are refused."""
 
 
+AnyMachine: TypeAlias = ClassicMember | Kip848Member
+
+
 class AssignmentOwner(Protocol):
     """Receiver of a membership's assignments and errors."""
 
@@ -140,7 +141,7 @@ class MembershipLoop:
     def __init__(  # noqa: PLR0913, PLR0917 - one argument for each thing that an effect acts on
         self,
         config: ConsumerConfig,
-        machine: Membership,
+        machine: AnyMachine,
         requests: GroupRequests,
         cluster: Cluster,
         observer: Observer,
@@ -243,10 +244,11 @@ class MembershipLoop:
                 self._cluster.forget_coordinator(self._group_id, effect.reason)
             case ReportAssignmentFault():
                 self._report_fault(effect.partitions, effect.fault)
-            case ReportGroupError():
-                self._owner.report(effect.error)
-            case FailMembership():
-                self._owner.fail(effect.error)
+            case ReportGroupError(error=error, is_fatal=is_fatal):
+                if is_fatal:
+                    self._owner.fail(error)
+                else:
+                    self._owner.report(error)
             case _:
                 assert_never(effect)
 
@@ -435,7 +437,7 @@ class ConsumerMembership:
                 self._membership_loop.receive(Resubscribed(matching))
         counts = {name: len(topic.partitions) for name, topic in topology.topics.items()}
         missing = {name: 0 for name, code in topology.errors.items() if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
-        self._membership_loop.receive(PartitionsChanged({**missing, **counts}))
+        self._membership_loop.receive(MetadataRefreshed({**missing, **counts}))
         self._newer_metadata.set()
 
     async def run_membership(self) -> None:
@@ -479,7 +481,7 @@ class ConsumerMembership:
         self._on_failure(error)
 
 
-def _state_machine(config: ConsumerConfig, topics: frozenset[str], pattern: TopicPattern | None) -> Membership:
+def _state_machine(config: ConsumerConfig, topics: frozenset[str], pattern: TopicPattern | None) -> AnyMachine:
     if config.group_protocol == "consumer":
         expression = pattern.pattern if isinstance(pattern, BrokerPattern) else None
         return Kip848Member(member_settings(config, topics, expression), str(uuid.uuid4()), random.random)

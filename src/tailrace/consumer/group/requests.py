@@ -30,7 +30,6 @@ from tailrace.consumer.group.machine import (
     GenerationLost,
     GroupDescribed,
     GroupEvent,
-    GroupHeartbeatAnswered,
     HeartbeatAnswered,
     InstanceHeld,
     InstanceReleased,
@@ -632,8 +631,7 @@ class GroupRequests:
                 kind = GroupRequestKind.GROUP_HEARTBEAT if me.generation > 0 else GroupRequestKind.GROUP_JOIN
                 return event_of(answer.error_code, kind, self._reactions.overrides(answer.error_code))
             assigned = answer.assignment
-            return GroupHeartbeatAnswered(
-                answer.member_id or me.member_id,
+            return HeartbeatAnswered(
                 answer.member_epoch,
                 answer.heartbeat_interval_ms / 1000,
                 None if assigned is None else {one.topic_id: one.partitions for one in assigned},
