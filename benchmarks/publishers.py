@@ -58,7 +58,7 @@ class _Clock:
 async def tailrace(job: PublishJob) -> tuple[float, float]:
     from tailrace.config import resolve
     from tailrace.producer.producer import Producer
-    from tailrace.producer.transactional.producer import TransactionalProducer
+    from tailrace.producer.transactional_producer import TransactionalProducer
 
     config = resolve({"bootstrap_servers": job.bootstrap_servers})
     if job.way.startswith("transactions"):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tailrace.app.policies import Batch, Retry
     from tailrace.app.processes.process_pool_consumer import ProcessPoolConsumer
     from tailrace.app.processes.worker_pool import WorkerPool
-    from tailrace.app.publish.message import Message
+    from tailrace.app.publish.encoding import Message
     from tailrace.codecs.schema_registry import SchemaRegistry
     from tailrace.config import ConsumerOptions
     from tailrace.consumer.consumer import Consumer
@@ -167,7 +167,7 @@ _MODULES = {
     "Handlers": "app.handlers",
     "Header": "app.declare.parameters",
     "Key": "app.declare.parameters",
-    "Message": "app.publish.message",
+    "Message": "app.publish.encoding",
     "OffsetAndMetadata": "records",
     "OffsetAndTimestamp": "records",
     "ProcessPoolConsumer": "app.processes.process_pool_consumer",

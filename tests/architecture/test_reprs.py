@@ -11,7 +11,7 @@ from tailrace import App, Consumer, ProcessPoolConsumer, SchemaRegistry, WorkerP
 from tailrace.config import resolve
 from tailrace.errors import ConfigurationError
 from tailrace.net.cluster import Cluster
-from tailrace.producer.transactional.producer import TransactionalProducer
+from tailrace.producer.transactional_producer import TransactionalProducer
 from tailrace.testing import KafkaCluster, KafkaServer
 
 NO_FILE = {"bootstrap_servers": "x:1", "security_protocol": "SSL", "ssl_cafile": "/missing"}

@@ -7,9 +7,15 @@ import pytest
 from tailrace.core.backoff import Backoff
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import PublishError, PublishTooLargeError
-from tailrace.producer.accumulator import Appended, ProducerSettings, RecordAccumulator
-from tailrace.producer.pending_batch import DeliveredBatch, FailedBatch, PendingBatch
-from tailrace.producer.vocabulary import ProducerId
+from tailrace.producer.accumulator import (
+    Appended,
+    DeliveredBatch,
+    FailedBatch,
+    PendingBatch,
+    ProducerSettings,
+    RecordAccumulator,
+)
+from tailrace.producer.transaction_machine import ProducerId
 from tailrace.records import TopicPartition
 from tests.support.simulation.listed_batch import ListedBatch
 

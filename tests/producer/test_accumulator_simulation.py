@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tailrace.core.backoff import Backoff
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import PublishError, PublishTooLargeError
-from tailrace.producer.accumulator import ProducerSettings, RecordAccumulator
-from tailrace.producer.pending_batch import DeliveredBatch, Outcome, PendingBatch
-from tailrace.producer.vocabulary import ProducerId
+from tailrace.producer.accumulator import DeliveredBatch, Outcome, PendingBatch, ProducerSettings, RecordAccumulator
+from tailrace.producer.transaction_machine import ProducerId
 from tailrace.records import TopicPartition
 from tests.support.simulation.listed_batch import ListedBatch
 

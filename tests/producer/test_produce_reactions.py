@@ -7,8 +7,8 @@ import pytest
 from tailrace.error_codes import RETRIABLE, ErrorCode
 from tailrace.errors import PublishError, PublishTooLargeError
 from tailrace.producer.accumulator import ProduceReaction, publish_error, reaction_to
-from tailrace.producer.transactional.reactions import TransactionRequestKind, event_of
-from tailrace.producer.vocabulary import MustAbort, ProducerFenced, TransactionFailed
+from tailrace.producer.transaction_machine import MustAbort, ProducerFenced, TransactionFailed
+from tailrace.producer.transaction_reactions import TransactionRequestKind, event_of
 
 HEALING = {ProduceReaction.STORED, ProduceReaction.RETRY, ProduceReaction.LOOK_UP}
 

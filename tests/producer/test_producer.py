@@ -21,8 +21,8 @@ from tailrace import (
 from tailrace.config import resolve
 from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Published
-from tailrace.producer.transactional.producer import TransactionalProducer
-from tailrace.producer.vocabulary import ProducerState
+from tailrace.producer.transaction_machine import ProducerState
+from tailrace.producer.transactional_producer import TransactionalProducer
 from tailrace.testing import KafkaServer
 
 

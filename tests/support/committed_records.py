@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, IsolationLev
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from tailrace.config import resolve
-from tailrace.producer.transactional.producer import TransactionalProducer
+from tailrace.producer.transactional_producer import TransactionalProducer
 from tailrace.testing import KafkaServer
 
 _END = b"the end"

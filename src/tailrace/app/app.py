@@ -28,8 +28,7 @@ from tailrace.app.kafka_substitute import KafkaSubstitute
 from tailrace.app.lifecycle import AppRun, wait_for_any
 from tailrace.app.options import AppConfig, AppOptions
 from tailrace.app.policies import Retry
-from tailrace.app.publish.encoding import encode_messages
-from tailrace.app.publish.message import Message
+from tailrace.app.publish.encoding import Message, encode_messages
 from tailrace.app.publish.results import publish_one
 from tailrace.app.sources import ConsumerSource, Source
 from tailrace.app.stack_frames import where_raised

@@ -16,7 +16,7 @@ from contextvars import Token
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
-from tailrace.app.publish.noted_trace import note_trace
+from tailrace.app.publish.traces import note_trace
 from tailrace.installation import needs_extra
 from tailrace.integrations.messaging_conventions import DURATION_BUCKETS_S, SCHEMA_URL, Attribute, Metric, Operation
 from tailrace.observe.events import CommitFailed, Event, FetchCompleted, FetchFailed, OffsetsCommitted

@@ -8,30 +8,152 @@ in the order in which they were appended.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
-from typing import NamedTuple
+from itertools import chain
+from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from tailrace.core.backoff import Backoff
 from tailrace.core.error_reactions import ReactionTable
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import PublishError, PublishTooLargeError, TailraceError, broker_error
-from tailrace.producer.partition_queue import PartitionQueue
-from tailrace.producer.pending_batch import BatchContent, DeliveredBatch, FailedBatch, Outcome, PendingBatch
-from tailrace.producer.vocabulary import ProducerId
+from tailrace.producer.transaction_machine import (
+    MustAbort,
+    ProducerId,
+    TransactionEvent,
+    TransactionFailed,
+    timeout_error,
+)
+from tailrace.producer.transaction_reactions import TransactionRequestKind, event_of, worst_of
 from tailrace.records import TopicPartition
 
 __all__ = [
+    "MAX_IN_FLIGHT",
     "Appended",
+    "BatchContent",
+    "DeliveredBatch",
     "ErrorAnswer",
+    "FailedBatch",
+    "Outcome",
+    "PartitionQueue",
+    "PendingBatch",
     "ProduceReaction",
     "ProducerSettings",
     "RecordAccumulator",
+    "TransactionAccumulator",
     "publish_error",
     "reaction_to",
 ]
+
+# ---- batch of records that are not delivered yet ---------------------------------------------------------------------
+
+
+class BatchContent(Protocol):
+    """Encoded records of a batch."""
+
+    count: int
+    """Number of records."""
+
+    def append(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        timestamp_ms: int | None = None,
+    ) -> int:
+        """Append a record and return its size in bytes; append nothing and return 0 if the batch is full."""
+
+    def selected(self, indices: Sequence[int]) -> Self:
+        """Return a new batch with the records at ``indices``."""
+
+
+class PendingBatch:
+    """Batch of one partition, from its first record until its outcome.
+
+    Attributes:
+        partition: partition of the records.
+        content: records, encoded.
+        tickets: one object for each record, which identifies the record to the caller in the outcome.
+        order: sort key of the batch among the batches of the partition.
+        size: bytes of the records, before compression; 0 once the batch has an outcome.
+        opened_at: time at which the first record was appended.
+        deadline: time at which the batch fails if it is not stored before.
+        producer: producer id and epoch with which the batch was last sent.
+        sequence: sequence number of the first record; -1 if the batch was not sent in the partition's current epoch.
+        is_uncertain: True if the broker may have stored the batch in an attempt whose result is unknown.
+        has_failed: True if the records have failed while the batch was in flight.
+    """
+
+    __slots__ = (
+        "content",
+        "deadline",
+        "has_failed",
+        "is_uncertain",
+        "opened_at",
+        "order",
+        "partition",
+        "producer",
+        "sequence",
+        "size",
+        "tickets",
+    )
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the fields of a batch
+        self,
+        partition: TopicPartition,
+        content: BatchContent,
+        tickets: list[object],
+        order: tuple[int, ...],
+        opened_at: float,
+        deadline: float,
+    ) -> None:
+        self.partition, self.content, self.tickets, self.order = partition, content, tickets, order
+        self.opened_at, self.deadline = opened_at, deadline
+        self.size = 0
+        self.producer = ProducerId()
+        self.sequence = -1
+        self.is_uncertain = self.has_failed = False
+
+    def __repr__(self) -> str:
+        return f"<PendingBatch {self.partition} {len(self.tickets)} records, sequence {self.sequence}>"
+
+    @property
+    def was_sent(self) -> bool:
+        """True if the batch was sent in the current epoch of its partition, so that it has a sequence number."""
+        return self.sequence >= 0
+
+    def split(self, *groups: Sequence[int]) -> list[PendingBatch]:
+        """Return one batch for each group of record indices, in order; the sum of the sizes stays the same."""
+        parts = []
+        for number, indices in enumerate(groups):
+            content, tickets = self.content.selected(indices), [self.tickets[index] for index in indices]
+            order = (*self.order, number)
+            part = PendingBatch(self.partition, content, tickets, order, self.opened_at, self.deadline)
+            part.size = self.size * len(indices) // len(self.tickets)
+            parts.append(part)
+        parts[0].size += self.size - sum(part.size for part in parts)
+        return parts
+
+
+class DeliveredBatch(NamedTuple):
+    """Batch that the broker has stored."""
+
+    batch: PendingBatch
+    base_offset: int
+    """Offset of the first record; -1 if the broker no longer knows the offset."""
+
+
+class FailedBatch(NamedTuple):
+    """Batch whose records have failed."""
+
+    batch: PendingBatch
+    error: TailraceError
+
+
+Outcome: TypeAlias = DeliveredBatch | FailedBatch
+
 
 # ---- reactions of a producer to the error codes of batches in Produce responses --------------------------------------
 
@@ -470,3 +592,297 @@ class RecordAccumulator:
             f"{queue.partition.topic}: no acknowledgement within {self._settings.delivery_timeout_s:.0f} s - check that"
             f" the partition has a leader and enough in-sync replicas{cause}"
         )
+
+
+# ---- batches of one partition that have no outcome yet ---------------------------------------------------------------
+
+MAX_IN_FLIGHT = 5
+"""Maximum number of batches of a partition in flight: a broker remembers the sequence numbers of five batches."""
+
+_EPOCH_KNOWN_FOR_S = 60.0
+"""Seconds after a stored batch for which the broker certainly knows the epoch of the batch.
+
+This is far less than ``producer.id.expiration.ms``.
+"""
+
+_LAST_EPOCH = 2**15 - 1
+_LAST_SEQUENCE = 2**31 - 1
+
+
+class PartitionQueue:
+    """Batches of one partition that have no outcome yet, and failed batches that are still in flight.
+
+    Attributes:
+        open_batch: batch to which records are appended; None if there is none.
+        waiting: closed batches that are not in flight, in order.
+        in_flight: batches that were sent and not answered.
+        producer: current producer id and epoch of the partition.
+        needs_new_epoch: True if the remaining batches need a new epoch, for example because the sequence numbers
+            have a gap.
+        needs_producer_id: True if a new epoch is needed, but the epoch of the producer id cannot be raised any more.
+        retry_at: time before which no batch is sent; 0 if no attempt has failed since the last success.
+        failures: number of consecutive failed attempts.
+    """
+
+    def __init__(self, partition: TopicPartition, producer: ProducerId) -> None:
+        self.partition, self.producer = partition, producer
+        self.open_batch: PendingBatch | None = None
+        self.waiting: deque[PendingBatch] = deque()
+        self.in_flight: list[PendingBatch] = []
+        self.needs_new_epoch = self.needs_producer_id = False
+        self.retry_at = 0.0
+        self.failures = 0
+        self._sequence = 0
+        self._count = 0
+        self._epoch_known_until = 0.0
+
+    def __repr__(self) -> str:
+        return f"<PartitionQueue {self.partition} {len(self.waiting)} waiting, {len(self.in_flight)} in flight>"
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no batch is in flight, waiting or open."""
+        return not (self.in_flight or self.waiting or self.open_batch)
+
+    def batches(self) -> Iterator[PendingBatch]:
+        """Yield all batches: in flight, waiting, and open."""
+        return chain(self.in_flight, self.waiting, () if self.open_batch is None else (self.open_batch,))
+
+    def next_order(self) -> tuple[int]:
+        """Return the sort key for a new batch, which follows those of all earlier batches."""
+        self._count += 1
+        return (self._count,)
+
+    def close_open(self) -> None:
+        """Close the open batch; the next record opens another batch."""
+        if self.open_batch is not None:
+            self.waiting.append(self.open_batch)
+            self.open_batch = None
+
+    def may_be_forgotten(self, before: float) -> bool:
+        """Return True if the last batch was stored a minute or more before ``before``, and the epoch can be raised."""
+        return self._epoch_known_until < before and self.producer.epoch < _LAST_EPOCH
+
+    # ---- sending -----------------------------------------------------------------------------------------------
+
+    def take(self, now: float, linger_s: float, latest: ProducerId) -> PendingBatch | None:
+        """Move the next batch to send to ``in_flight`` and return it; None if no batch may be sent now.
+
+        Args:
+            now: time.
+            linger_s: time for which an open batch waits for more records; it also waits while a batch is in flight.
+            latest: newest producer id, and the epoch with which partitions begin to use it.
+        """
+        in_flight, waiting = self.in_flight, self.waiting
+        # A broker that does not know the epoch accepts any sequence number, so it could store a later batch first.
+        # Until the broker certainly knows the epoch, only one batch is in flight.
+        if now < self.retry_at or len(in_flight) >= (MAX_IN_FLIGHT if now < self._epoch_known_until else 1):
+            return None
+        if (
+            self.needs_new_epoch
+            and not (waiting and waiting[0].is_uncertain)
+            and (in_flight or not self._begin_new_epoch(latest))
+        ):
+            return None
+        if waiting:
+            # A batch that is sent again waits until no batch is in flight, so that the batches stay in order.
+            if in_flight and waiting[0].was_sent:
+                return None
+            batch = waiting.popleft()
+        elif self.open_batch is not None and not in_flight and now >= self.open_batch.opened_at + linger_s:
+            batch, self.open_batch = self.open_batch, None
+        else:
+            return None
+        if not batch.was_sent:
+            batch.producer, batch.sequence = self.producer, self._sequence
+            self._sequence = (self._sequence + len(batch.tickets)) & _LAST_SEQUENCE
+        in_flight.append(batch)
+        return batch
+
+    def due_at(self, linger_s: float) -> float | None:
+        """Return the time at which a batch may be sent; None if this does not depend on time, as before an answer."""
+        if self.in_flight or self.needs_producer_id:
+            return None
+        if self.waiting:
+            return self.retry_at
+        return None if self.open_batch is None else max(self.retry_at, self.open_batch.opened_at + linger_s)
+
+    def _begin_new_epoch(self, latest: ProducerId) -> bool:
+        """Change to a new epoch, with sequence numbers from zero; return False if there is no further epoch."""
+        if self.producer.id != latest.id:
+            self.producer = latest
+        elif self.producer.epoch < _LAST_EPOCH:
+            self.producer = ProducerId(self.producer.id, self.producer.epoch + 1)
+        else:
+            self.needs_producer_id = True
+            return False
+        self.needs_producer_id = self.needs_new_epoch = False
+        self._sequence, self._epoch_known_until = 0, 0.0
+        # No waiting batch is stored: the first is not, and the broker refuses the batches after a gap.
+        for batch in self.waiting:
+            batch.sequence, batch.is_uncertain = -1, False
+        return True
+
+    # ---- answers -----------------------------------------------------------------------------------------------
+
+    def remove_stored(self, batch: PendingBatch, now: float) -> None:
+        """Remove a batch that the broker has stored."""
+        self.in_flight.remove(batch)
+        self._epoch_known_until = now + _EPOCH_KNOWN_FOR_S
+        self.failures, self.retry_at = 0, 0.0
+
+    def send_again(self, batch: PendingBatch) -> None:
+        """Move a batch that is in flight back to the waiting batches; remove it instead if its records have failed."""
+        self.in_flight.remove(batch)
+        if batch.has_failed:
+            self.needs_new_epoch = True
+        else:
+            self._insert(batch)
+
+    def replace(self, batch: PendingBatch, parts: list[PendingBatch]) -> None:
+        """Remove ``batch``, which was in flight, and queue ``parts`` in its place unless its records have failed.
+
+        This leaves a gap in the sequence numbers, so a new epoch is needed.
+        """
+        self.in_flight.remove(batch)
+        self.needs_new_epoch = True
+        if not batch.has_failed:
+            for part in parts:
+                self._insert(part)
+
+    def has_earlier(self, batch: PendingBatch) -> bool:
+        """Return True if a batch before ``batch`` is in flight or waiting."""
+        return any(other.order < batch.order for other in chain(self.in_flight, self.waiting))
+
+    def expire(self, now: float) -> list[PendingBatch]:
+        """Remove the batches whose deadline has passed, and return them.
+
+        A batch in flight is not removed, but marked as failed, and returned once.
+        """
+        expired = [batch for batch in self.in_flight if batch.deadline <= now and not batch.has_failed]
+        for batch in expired:
+            batch.has_failed = True
+        while self.waiting and self.waiting[0].deadline <= now:
+            batch = self.waiting.popleft()
+            self.needs_new_epoch |= batch.was_sent
+            expired.append(batch)
+        if self.open_batch is not None and self.open_batch.deadline <= now:
+            expired.append(self.open_batch)
+            self.open_batch = None
+        return expired
+
+    def first_deadline(self) -> float | None:
+        """Return the earliest deadline of the batches that have not failed; None if there is no such batch."""
+        return min((batch.deadline for batch in self.batches() if not batch.has_failed), default=None)
+
+    def _insert(self, batch: PendingBatch) -> None:
+        index = 0
+        while index < len(self.waiting) and self.waiting[index].order < batch.order:
+            index += 1
+        self.waiting.insert(index, batch)
+
+
+# ---- undelivered records of a transaction. Pure: no clock, IO or logging ---------------------------------------------
+
+
+class TransactionAccumulator(RecordAccumulator):
+    """Undelivered records of the current transaction of one producer.
+
+    A batch is sent only after its partition has become part of the transaction. If a batch cannot be stored, the
+    transaction fails: no more batches are sent, and the caller has to discard the records with ``fail_all``. (The base
+    class instead fails only the records of the batch, or sends the batch again in a new epoch.)
+
+    Args:
+        settings: limits.
+        new_content: returns an empty batch.
+        chance: returns a number in [0, 1) for jitter.
+
+    Attributes:
+        failure: event because of which the transaction cannot be committed; None while it can.
+    """
+
+    def __init__(
+        self, settings: ProducerSettings, new_content: Callable[[], BatchContent], chance: Callable[[], float]
+    ) -> None:
+        super().__init__(settings, new_content, chance)
+        self._added: set[TopicPartition] = set()
+        self._had_unanswered_requests = False
+        self.failure: TransactionEvent | None = None
+
+    @property
+    def new_partitions(self) -> tuple[TopicPartition, ...]:
+        """Partitions with undelivered records that are not yet part of the transaction."""
+        return tuple(sorted(self._active.keys() - self._added))
+
+    @property
+    def needs_new_epoch(self) -> bool:
+        """True if the sequence numbers of a partition have a gap, or a batch may still arrive at a broker."""
+        return self._had_unanswered_requests or any(queue.needs_new_epoch for queue in self._queues.values())
+
+    # ---- transactions ------------------------------------------------------------------------------------------
+
+    def adopt(self, producer: ProducerId) -> None:
+        """Use another producer id or epoch, with sequence numbers from zero; all records must have an outcome."""
+        self.producer, self._had_unanswered_requests = producer, False
+        self._queues.clear()
+
+    def begin(self) -> None:
+        """Begin a transaction, which has no partitions yet."""
+        self._added.clear()
+        self.failure, self.is_flushing = None, False
+
+    def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
+        """Let batches of ``partitions`` be sent, because the partitions have become part of the transaction."""
+        self._added.update(partitions)
+
+    def finish(self) -> None:
+        """Let all batches be sent without waiting for more records."""
+        self.flush()
+        self.is_flushing = True
+
+    # ---- failures ----------------------------------------------------------------------------------------------
+
+    def handle_no_answer(self, batch: PendingBatch, reason: str, now: float, *, was_sent: bool) -> list[Outcome]:
+        """Queue a batch again after its request was not answered; ``needs_new_epoch`` is True if ``was_sent``."""
+        self._had_unanswered_requests |= was_sent
+        return super().handle_no_answer(batch, reason, now, was_sent=was_sent)
+
+    def fail_batch(self, batch: PendingBatch, error: TailraceError) -> list[Outcome]:
+        """Set a ``failure`` that stops the producer: neither another attempt nor a later transaction would succeed."""
+        return self._fail_with_batch(batch, TransactionFailed(error))
+
+    def expire(self, now: float) -> list[Outcome]:
+        """Set ``failure`` if the deadline of a batch has passed; the returned list is empty."""
+        for queue in self._active.values():
+            deadline = queue.first_deadline()
+            if deadline is not None and deadline <= now:
+                last_error = self._last_errors.get(queue.partition, "no answer")
+                self._fail(MustAbort(timeout_error(f"{queue.partition}: {last_error}")))
+        return []
+
+    def _not_stored(
+        self, _queue: PartitionQueue, batch: PendingBatch, answer: ErrorAnswer, _now: float
+    ) -> list[Outcome]:
+        detail = f"{batch.partition} ({answer.detail})" if answer.detail else str(batch.partition)
+        event = event_of(answer.code, TransactionRequestKind.PRODUCE, detail)
+        assert event is not None
+        return self._fail_with_batch(batch, event)
+
+    def _fail_with_batch(self, batch: PendingBatch, event: TransactionEvent) -> list[Outcome]:
+        """Set ``failure``; the batch waits for ``fail_all``, as no more batches are sent."""
+        queue = self._queues[batch.partition]
+        queue.needs_new_epoch = True
+        queue.send_again(batch)
+        self._fail(event)
+        return self._outcomes(queue, [])
+
+    def _fail(self, event: TransactionEvent) -> None:
+        self.failure = event if self.failure is None else worst_of((self.failure, event))
+
+    def _forget_idle(self, before: float) -> None:
+        """Do nothing: all partitions of a transactional producer share one epoch, and ``adopt`` forgets them."""
+
+    def _sendable(self) -> Sequence[PartitionQueue]:
+        if self.failure is not None:
+            return ()
+        return [queue for partition, queue in self._active.items() if partition in self._added]

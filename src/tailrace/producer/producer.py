@@ -15,10 +15,9 @@ from tailrace.config import ConsumerConfig
 from tailrace.core.backoff import Backoff
 from tailrace.errors import BrokerError, ConfigurationError, ConsumerStateError, PublishError
 from tailrace.producer.accumulator import ProducerSettings, RecordAccumulator
-from tailrace.producer.partitions import PartitionResolver
 from tailrace.producer.publisher import Published
-from tailrace.producer.record_sender import RecordSender
-from tailrace.producer.runtime import ProducerRuntime, new_cluster
+from tailrace.producer.runtime import PartitionResolver, ProducerRuntime, new_cluster
+from tailrace.producer.sender import RecordSender
 from tailrace.values import robust_repr
 
 __all__ = ["Producer"]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tailrace.app.topics.routes import Routes
-from tailrace.app.transactions.interfaces import GroupView
+from tailrace.app.transactions.partitions import GroupView
 from tailrace.consumer.delivery.completion import RecordSink
 from tailrace.core.delivery.positions import Position, Positions, UnreadableBatch
 from tailrace.core.delivery.progress import Lease

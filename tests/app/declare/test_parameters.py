@@ -16,7 +16,7 @@ from typing_extensions import TypeAliasType
 
 from tailrace.app.declare.parameters import Depends, Header, Key
 from tailrace.app.declare.prepared_handler import PreparedHandler, prepare
-from tailrace.app.publish.message import Message
+from tailrace.app.publish.encoding import Message
 from tailrace.codecs.json_codec import JsonCodec
 from tailrace.errors import ConfigurationError, ConsumerStateError, DecodeError
 from tailrace.records import Record

@@ -22,7 +22,7 @@ from tailrace.observe.events import (
     TransactionInDoubt,
 )
 from tailrace.observe.hooks import Observer
-from tailrace.producer.vocabulary import ProducerState
+from tailrace.producer.transaction_machine import ProducerState
 from tailrace.protocol.groups import OffsetFetchRequest
 from tailrace.protocol.records import ProduceRequest
 from tailrace.protocol.transactions import (

@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import PublishError, Record, TopicPartition
-from tailrace.app.transactions.window import DeferredOffsets, Window, WindowSettings, WindowStep
+from tailrace.app.topics.delay_queue import wait_ms
+from tailrace.app.transactions.window import DeferredRecords, Window, WindowSettings, WindowStep
 
 SETTINGS = WindowSettings(interval_s=0.1, max_records=10, timeout_s=10)
 HERE, THERE = TopicPartition("t", 0), TopicPartition("t", 1)
+RETRIES = TopicPartition("t.retry", 0)
 BROKEN = PublishError("broken")
 
 
@@ -263,39 +265,65 @@ def test_the_step_of_a_filling_window_does_not_depend_on_finished_records(what, 
 
 def test_records_before_a_deferred_record_are_delivered():
     """Records before a deferred offset are delivered; other partitions are not affected."""
-    aside = DeferredOffsets()
-    aside.put(HERE, 10, due_at=5)
+    aside = DeferredRecords((), lambda _record: 0.0)
+    aside.defer(HERE, 10, due_at=5)
 
     assert aside.room(HERE, 3, 100, 0.0, is_open=True) == 7
     assert aside.room(HERE, 10, 100, 0.0, is_open=True) == 0
     assert aside.room(THERE, 10, 100, 0.0, is_open=True) == 100
-    assert [one.offset for one in aside.records_before(HERE, [record(8), record(9), record(11)])] == [8, 9]
+    assert [one.offset for one in aside.first_of([record(8), record(9), record(11)], 100, 0.0)] == [8, 9]
 
 
 def test_a_deferred_record_is_retried_in_its_own_transaction():
     """A deferred record is retried alone in a transaction."""
-    aside = DeferredOffsets()
-    aside.put(HERE, 10, due_at=5)
+    aside = DeferredRecords((), lambda _record: 0.0)
+    aside.defer(HERE, 10, due_at=5)
 
     assert aside.room(HERE, 10, 100, 4.9, is_open=False) == 0
     assert aside.room(HERE, 10, 100, 5, is_open=True) == 0
     assert aside.room(HERE, 10, 100, 5, is_open=False) == 1
     assert aside.reaches(HERE, 10)
     assert not aside.reaches(HERE, 9)
-    aside.remove(HERE)
+    aside.finish(HERE)
     assert aside.room(HERE, 10, 100, 5, is_open=True) == 100
 
 
 def test_the_first_deferred_record_of_a_partition_stops_it():
     """Only the first deferred record of a partition is kept, and a later entry for it replaces its due time."""
-    aside = DeferredOffsets()
+    aside = DeferredRecords((), lambda _record: 0.0)
     for offset, due_at in ((12, 5), (10, 6), (11, 7), (10, 8)):
-        aside.put(HERE, offset, due_at, is_given_up=due_at < 8)
+        aside.defer(HERE, offset, due_at, is_given_up=due_at < 8)
 
     assert len(aside) == 1
     assert aside.count_given_up == 0
     assert aside.next_due_at(7, {HERE: 10}) == 8
     assert aside.next_due_at(7, {HERE: 9}) is None
     assert aside.next_due_at(7, {}) is None
-    aside.put(THERE, 3, due_at=6)
+    aside.defer(THERE, 3, due_at=6)
     assert [aside.next_due_at(now, {HERE: 10, THERE: 3}) for now in (5, 6, 8)] == [6, 8, None]
+
+
+def test_the_wait_for_a_delayed_retry_counts_from_its_first_reading():
+    """A record that is read again after an aborted transaction is due as before, whatever the wall clock says."""
+    clock_s = 60.0
+
+    def wait_s(one: Record) -> float:
+        return wait_ms(None, written_at_ms=one.timestamp, delay_ms=1_000, now_ms=round(clock_s * 1000)) / 1000
+
+    deferred = DeferredRecords({RETRIES.topic}, wait_s)
+    records = [Record(*RETRIES, offset, None, b"", 60_000) for offset in range(3)]
+    deferred.note_read(records[:2], 10.0)
+    clock_s = 0.0
+    deferred.note_read(records, 10.5)
+
+    assert deferred.first_of(records, 3, 10.9) == []
+    assert deferred.next_due_at(10.9, {}, records[:1]) == 11.0
+    assert deferred.first_of(records, 3, 11.0) == records[:2]
+    assert deferred.next_due_at(11.0, {}, records[2:]) == 11.5
+
+    deferred.forget_committed({RETRIES: 2})
+    deferred.note_read(records, 20.0)
+    assert deferred.first_of(records[2:], 3, 20.0) == records[2:]
+    assert deferred.first_of(records, 3, 20.0) == []
+    deferred.forget(RETRIES)
+    assert deferred.first_of(records, 3, 20.0) == records

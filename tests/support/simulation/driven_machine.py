@@ -48,7 +48,7 @@ def check_events(
     module: ModuleType, base: type, table: Iterable[tuple[object, type]], examples: Mapping[type, object]
 ) -> None:
     """Assert that ``examples`` has one of each event of ``module``, and that ``table`` has no others."""
-    named = {getattr(module, name) for name in module.__all__}
+    named = [getattr(module, name) for name in module.__all__]
 
     assert {one for one in named if inspect.isclass(one) and issubclass(one, base)} - {base} == set(examples)
     assert {event for _, event in table} <= set(examples)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tailrace.error_codes import ErrorCode
-from tailrace.producer.transactional.reactions import TransactionRequestKind, event_of, worst_of
-from tailrace.producer.vocabulary import (
+from tailrace.producer.transaction_machine import (
     CoordinatorRequest,
     OffsetsAdded,
     OffsetsStored,
@@ -27,6 +26,7 @@ from tailrace.producer.vocabulary import (
     TransactionEnded,
     TransactionEvent,
 )
+from tailrace.producer.transaction_reactions import TransactionRequestKind, event_of, worst_of
 from tailrace.records import TopicPartition
 from tests.support.simulation.transactional_member import FIRST, SECOND
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.producer.transactional.machine import TransactionMachine
-from tailrace.producer.vocabulary import TransactionSettings
+from tailrace.producer.transaction_machine import TransactionMachine, TransactionSettings
 from tailrace.records import TopicPartition
 
 NOW = 1_000.0

@@ -27,13 +27,8 @@ from tailrace.app.failures.dead_letters import as_first_read
 from tailrace.app.failures.reject import Reject
 from tailrace.app.handlers import Handler
 from tailrace.app.publish.encoding import results_in
-from tailrace.app.publish.results import (
-    BatchTrace,
-    ResultPublisher,
-    result_trace,
-    with_record_trace,
-    with_span_as_trace,
-)
+from tailrace.app.publish.results import ResultPublisher
+from tailrace.app.publish.traces import BatchTrace, result_trace, with_record_trace, with_span_as_trace
 from tailrace.awaitables import resolve_result
 from tailrace.errors import ConfigurationError
 from tailrace.observe.hooks import HandlerInfo

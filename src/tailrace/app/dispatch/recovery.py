@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.failures.policy import ACTION_TEXTS, FailurePolicy, RetryingLane, is_given_up, is_outage
 from tailrace.app.policies import FailureAction, FailureCount, FailureCounts, RetryDecision
-from tailrace.app.publish.ordered_gather import gather_in_order
+from tailrace.app.publish.results import gather_in_order
 from tailrace.app.stack_frames import where_raised, with_short_tracebacks
 from tailrace.observe.events import BatchFailed, BatchFailedPermanently, Event, HandlerFailed, HandlerFailedPermanently
 from tailrace.observe.hooks import Observer

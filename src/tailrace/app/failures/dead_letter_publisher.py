@@ -16,8 +16,7 @@ from tailrace.app.failures.dead_letters import (
     retry_record,
     without_tailrace_headers,
 )
-from tailrace.app.publish.encoding import replace_trace
-from tailrace.app.publish.noted_trace import noted_trace
+from tailrace.app.publish.traces import noted_trace, replace_trace
 from tailrace.app.topics.names import retry_topic, topic_name
 from tailrace.app.topics.routes import Routes
 from tailrace.errors import ProducerFencedError, PublishError, PublishTooLargeError

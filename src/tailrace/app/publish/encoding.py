@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from tailrace.app.publish.message import Message
 from tailrace.codecs.json_codec import encode_text
 from tailrace.codecs.protocols import AnyCodec, TopicCodec
 from tailrace.core.legal_topic_names import topic_name_fault
@@ -19,19 +18,41 @@ from tailrace.user_exceptions import message_of
 
 __all__ = [
     "Headers",
+    "Message",
     "OutgoingRecord",
     "encode_messages",
     "messages_in",
-    "replace_trace",
     "results_in",
-    "trace_in",
-    "with_trace",
 ]
 
-Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
+# ---- ``Message``, a result of a handler with a key, headers, a partition or a topic ----------------------------------
 
-_TRACE_HEADERS = frozenset({"traceparent", "tracestate", "baggage"})
-"""Headers that propagate a trace (W3C Trace Context, W3C Baggage)."""
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Record to publish; a handler returns one ``Message`` or a list of them.
+
+    Attributes:
+        value: any object that the codec can encode, also a list; None publishes a tombstone.
+        key: bytes, or any object, which is encoded in the form that a parameter marked with ``Key`` reads, or by the
+            codec if it encodes keys. The key selects the partition unless ``partition`` is set.
+        headers: names and values; a str value is encoded as UTF-8. The trace of the handled record is added, unless
+            these headers contain a trace.
+        partition: number of the partition; None to select the partition by the key.
+        topic: topic to publish to; None for the topic in the handler's ``publish=``. Required if the handler has no
+            ``publish=``.
+    """
+
+    value: object
+    key: object = None
+    headers: Sequence[tuple[str, bytes | str | None]] = ()
+    partition: int | None = None
+    topic: str | None = None
+
+
+# ---- encoding of the results of handlers as records; the records are published elsewhere -----------------------------
+
+Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,25 +134,6 @@ async def encode_messages(
             raise PublishError(f"{where}: a message to {to!r} cannot be encoded: {message_of(error, 1_000)}") from error
         encoded.append(OutgoingRecord(to, value, key, headers, message.partition))
     return encoded
-
-
-def trace_in(headers: Headers) -> Headers:
-    """Return the headers that propagate a trace; of several headers of a name, the last one, as Kafka does."""
-    found = [one for one in headers if one[0] in _TRACE_HEADERS]
-    return found if len(found) < 2 else list(dict(found).items())
-
-
-def with_trace(headers: Headers, trace: Headers) -> Headers:
-    """Return ``headers`` followed by ``trace``; return ``headers`` unchanged if they contain a trace already."""
-    if not trace or any(name in _TRACE_HEADERS for name, _ in headers):
-        return headers
-    return [*headers, *trace]
-
-
-def replace_trace(headers: Headers, trace: Headers) -> Headers:
-    """Return ``headers`` with ``trace`` in place of their trace; their baggage is kept unless ``trace`` has baggage."""
-    replaced = {"traceparent", "tracestate", *(name for name, _ in trace)}
-    return [*(one for one in headers if one[0] not in replaced), *trace]
 
 
 def _headers(given: object) -> Headers:

@@ -6,136 +6,83 @@ started.
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextvars import ContextVar
-from typing import Any, Self, TypeVar
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from contextvars import Context, ContextVar
+from typing import Any
 
-from tailrace.app.options import Handle
-from tailrace.app.publish.abandonment import check_not_abandoned
-from tailrace.app.publish.encoding import Headers, OutgoingRecord, encode_messages, messages_in, trace_in, with_trace
-from tailrace.app.publish.ordered_gather import gather_in_order
-from tailrace.awaitables import resolve_result
+from tailrace.app.publish.encoding import Headers, OutgoingRecord, encode_messages, messages_in
+from tailrace.app.publish.traces import current_trace, with_trace
 from tailrace.codecs.protocols import AnyCodec
-from tailrace.observe.hooks import TelemetryGuard
+from tailrace.errors import PublishError
 from tailrace.producer.publisher import Published, Publisher
-from tailrace.records import Record
 
 __all__ = [
-    "BatchTrace",
+    "HandlerTask",
     "ResultPublisher",
-    "is_opentelemetry_imported",
+    "check_not_abandoned",
+    "gather_in_order",
     "publish_one",
-    "result_trace",
-    "with_record_trace",
-    "with_span_as_trace",
 ]
 
-UnitT = TypeVar("UnitT")
-"""Record, or list of the records of a batch."""
-
-_OPENTELEMETRY = "opentelemetry.trace"
-_injection_guard = TelemetryGuard("passing a trace on")
-_trace: ContextVar[Headers] = ContextVar("tailrace_trace", default=())
+# ---- check that prevents abandoned handlers from publishing ----------------------------------------------------------
 
 
-def with_record_trace(call: Handle, traced: Handle) -> Handle:
-    """Return a handler that calls ``traced`` with the context variable set to the trace of the record.
+class HandlerTask:
+    """Task that runs a handler.
 
-    If the record has no trace and OpenTelemetry is not imported, it calls ``call`` instead.
+    Args:
+        context: context in which the task runs; its context variable for the handler is set to this object.
+
+    Attributes:
+        is_abandoned: True if the app has stopped while the task was still running.
     """
 
-    async def within_trace(record: Record, trace: Headers) -> object:
-        token = _trace.set(trace)
-        try:
-            return await traced(record)
-        finally:
-            _trace.reset(token)
+    __slots__ = ("is_abandoned",)
 
-    modules = sys.modules  # OpenTelemetry may be imported later.
-
-    def handle(record: Record) -> Awaitable[object]:
-        if not record.headers and _OPENTELEMETRY not in modules:
-            return call(record)
-        trace = trace_in(record.headers)
-        return within_trace(record, trace) if trace or _OPENTELEMETRY in modules else call(record)
-
-    return handle
+    def __init__(self, context: Context) -> None:
+        self.is_abandoned = False
+        context.run(_task.set, self)
 
 
-def is_opentelemetry_imported() -> bool:
-    """Return True if OpenTelemetry is imported, so that records without headers need ``with_record_trace``, too."""
-    return _OPENTELEMETRY in sys.modules
+_task: ContextVar[HandlerTask | None] = ContextVar("tailrace_handler_task", default=None)
 
 
-def with_span_as_trace(
-    call: Callable[[UnitT], Awaitable[object]], where: str
-) -> Callable[[UnitT], Coroutine[Any, Any, object]]:
-    """Wrap a handler, inside its middleware, so that the span active at its end becomes the trace of its results.
+def check_not_abandoned(topic: str) -> None:
+    """Check that the caller may publish to ``topic``; only an abandoned handler may not.
 
-    The results are published after the span has ended. If the handler returns an awaitable, it is awaited here, so that
-    middleware receives the result.
+    Raises:
+        PublishError: the handler was abandoned; its record is delivered again.
     """
-
-    async def call_and_store_span(unit: UnitT) -> object:
-        returned = await call(unit)
-        if returned is not None:
-            returned = await resolve_result(returned, where)
-        if active := _active_trace():
-            _trace.set(active)
-        return returned
-
-    return call_and_store_span
+    task = _task.get()
+    if task is not None and task.is_abandoned:
+        raise PublishError(
+            f"{topic}: the app has stopped, but this handler still runs after its cancellation; the record is delivered"
+            " again, so this message would be published twice - make the handler end when it is canceled"
+        )
 
 
-def result_trace(record: Record) -> Headers:
-    """Return the trace for the results of a record.
+# ---- concurrent execution of coroutines that are started in order ----------------------------------------------------
 
-    It is the span that ``with_span_as_trace`` stored, else the active span, else the trace of the record.
+
+async def gather_in_order(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Start coroutines in order and run them concurrently; if one fails, cancel the others.
+
+    Raises:
+        Exception: the error of the coroutine that failed first.
     """
-    current, incoming = _trace.get(), trace_in(record.headers)
-    return current if list(current) != list(incoming) else _active_trace() or incoming
+    if len(coroutines) == 1:
+        await coroutines[0]
+        return
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks += [group.create_task(one) for one in coroutines]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors.exceptions[0].__cause__
 
 
-class BatchTrace:
-    """Context of the call of a batch handler, which knows the traces for its results."""
-
-    # A class, because a generator as context manager takes three times as long.
-    __slots__ = ("_token",)
-
-    def __enter__(self) -> Self:
-        self._token = _trace.set(())
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        _trace.reset(self._token)
-
-    def of(self, headers: Headers) -> Headers:
-        """Return the trace for the result of a record of the batch, from the headers of the record.
-
-        The trace is the span of the batch handler, with the baggage of the record if the span has no baggage. Without a
-        span, it is the trace of the record.
-        """
-        incoming, span = trace_in(headers), _trace.get() or _active_trace()
-        if not span or any(name == "baggage" for name, _ in span):
-            return span or incoming
-        return [*span, *(one for one in incoming if one[0] == "baggage")]
-
-
-def _active_trace() -> Headers:
-    """Return the headers of the active OpenTelemetry span, from the global propagator; empty without a span."""
-    module = sys.modules.get(_OPENTELEMETRY)
-    if module is None or not module.get_current_span().get_span_context().is_valid:
-        return ()
-    carrier: dict[str, str] = {}
-    with _injection_guard:
-        importlib.import_module("opentelemetry.propagate").inject(carrier)
-    if not carrier:
-        return ()
-    # The baggage of the record belongs to the trace even if no propagator has put it into the active context.
-    kept = [one for one in _trace.get() if one[0] == "baggage" and one[0] not in carrier]
-    return [*((name, value.encode()) for name, value in carrier.items()), *kept]
+# ---- publishing of the results and messages of handlers, with the trace of the handled record ------------------------
 
 
 async def publish_one(publisher: Publisher, record: OutgoingRecord, trace: Headers | None = None) -> Published | None:
@@ -150,7 +97,7 @@ async def publish_one(publisher: Publisher, record: OutgoingRecord, trace: Heade
         PublishError: the record was rejected or not acknowledged in time, or the calling handler was abandoned.
     """
     check_not_abandoned(record.topic)
-    headers = with_trace(record.headers, (_active_trace() or _trace.get()) if trace is None else trace)
+    headers = with_trace(record.headers, current_trace() if trace is None else trace)
     return await publisher.publish(
         record.topic, record.value, key=record.key, headers=headers, partition=record.partition
     )

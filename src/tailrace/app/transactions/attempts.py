@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from tailrace.app.policies import FailureCounts
 from tailrace.app.refused_records import RefusedRecords
-from tailrace.app.transactions.interfaces import TransactionCommitter
+from tailrace.app.transactions.partitions import TransactionCommitter
 from tailrace.app.transactions.window import Window
 from tailrace.errors import ConsumerStateError, PublishError, TailraceError
 from tailrace.producer.publisher import Publisher

@@ -20,8 +20,8 @@ from tailrace.errors import (
 )
 from tailrace.observe.events import TransactionalProducerReplaced, TransactionInDoubt
 from tailrace.observe.hooks import Observer
-from tailrace.producer.transactional.producer import TransactionalProducer
-from tailrace.producer.vocabulary import OPEN, OVER, ProducerState
+from tailrace.producer.transaction_machine import OPEN, OVER, ProducerState
+from tailrace.producer.transactional_producer import TransactionalProducer
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
 __all__ = ["RenewingProducer"]

@@ -14,14 +14,15 @@ timeout. A window that can no longer be committed is aborted as a whole; after a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 
 from tailrace.errors import PublishError, TailraceError
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["DeferredOffsets", "Window", "WindowSettings", "WindowStep"]
+__all__ = ["DeferredRecords", "Window", "WindowSettings", "WindowStep"]
 
 _ABORT_SHARE = 0.8
 """Share of the transaction's timeout after which a window is aborted; the rest is time for the abort."""
@@ -263,7 +264,7 @@ class Window:
 
 
 @dataclass(slots=True)
-class _DeferredOffset:
+class _DeferredRecord:
     offset: int
     due_at: float
     """Time from which the record may be handled again."""
@@ -271,17 +272,28 @@ class _DeferredOffset:
     """True if the record is retried without a limit of attempts (``FailureAction.PAUSE``)."""
 
 
-class DeferredOffsets:
-    """Records whose next attempt must be in a transaction of their own, at most one of each partition.
+class DeferredRecords:
+    """Records of one group that must not join the open transaction.
 
-    A transaction would time out while it waits for such a record. It cannot skip the record, since all records below a
-    committed offset count as finished. So the records before the deferred record are committed first. Then the deferred
-    record is handled in a transaction of its own, so that another failure makes no other record be handled again. Until
-    it is finished, later records of its partition are not delivered.
+    A record whose next attempt must wait would make the transaction time out. The transaction cannot skip the record,
+    since all records below a committed offset count as finished. So the records before the deferred record are
+    committed first. Then the deferred record is handled in a transaction of its own, so that another failure makes no
+    other record be handled again. Until it is finished, later records of its partition are not delivered. At most one
+    record of each partition is deferred.
+
+    The due time of a record in a retry topic is set when the record is first read, on the clock of the event loop. If
+    the wall clock is set back later, the record therefore does not wait longer than the delay of its topic.
+
+    Args:
+        retry_topics: names of the group's retry topics; their records are delivered when they are due.
+        wait_s: returns the seconds until a record of a retry topic is due.
     """
 
-    def __init__(self) -> None:
-        self._deferred: dict[TopicPartition, _DeferredOffset] = {}
+    def __init__(self, retry_topics: Collection[str], wait_s: Callable[[Record], float]) -> None:
+        self._retry_topics, self._wait_s = retry_topics, wait_s
+        self._deferred: dict[TopicPartition, _DeferredRecord] = {}
+        self._due: dict[TopicPartition, dict[int, float]] = {}
+        """Due times by offset of the uncommitted records that were read from retry topics."""
 
     def __len__(self) -> int:
         return len(self._deferred)
@@ -294,15 +306,39 @@ class DeferredOffsets:
         """Number of deferred records that are retried without a limit of attempts (``FailureAction.PAUSE``)."""
         return sum(one.is_given_up for one in self._deferred.values())
 
-    def put(self, partition: TopicPartition, offset: int, due_at: float, *, is_given_up: bool = True) -> None:
+    def defer(self, partition: TopicPartition, offset: int, due_at: float, *, is_given_up: bool = True) -> None:
         """Defer the record at ``offset`` until ``due_at``; keep an earlier deferred record of the partition instead."""
         deferred = self._deferred.get(partition)
         if deferred is None or offset <= deferred.offset:
-            self._deferred[partition] = _DeferredOffset(offset, due_at, is_given_up)
+            self._deferred[partition] = _DeferredRecord(offset, due_at, is_given_up)
 
-    def remove(self, partition: TopicPartition) -> None:
-        """Remove the deferred record of a partition, because it is finished or the partition was revoked."""
+    def finish(self, partition: TopicPartition) -> None:
+        """Remove the deferred record of a partition, because it is finished."""
         self._deferred.pop(partition, None)
+
+    def note_read(self, records: Sequence[Record], now: float) -> None:
+        """Set the due times of records of one partition that the consumer has returned, unless they are set already."""
+        partition = records[0].topic_partition
+        if partition.topic in self._retry_topics:
+            due = self._due.setdefault(partition, {})
+            for record in records:
+                if record.offset not in due:
+                    due[record.offset] = now + self._wait_s(record)
+
+    def forget(self, partition: TopicPartition) -> None:
+        """Forget a partition that was revoked, lost, sought or reset."""
+        self._deferred.pop(partition, None)
+        self._due.pop(partition, None)
+
+    def forget_committed(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Forget the due times of records below these committed offsets."""
+        for partition in offsets.keys() & self._due.keys():
+            due, committed = self._due[partition], offsets[partition]
+            self._due[partition] = {offset: time for offset, time in due.items() if offset >= committed}
+
+    def may_hold_back(self, partition: TopicPartition) -> bool:
+        """Return True if records of a partition may have to wait; ``first_of`` decides for each record."""
+        return bool(self._deferred) or partition.topic in self._retry_topics
 
     def room(self, partition: TopicPartition, delivered: int | None, room: int, now: float, *, is_open: bool) -> int:
         """Return how many records of a partition may be delivered.
@@ -326,22 +362,38 @@ class DeferredOffsets:
         deferred = self._deferred.get(partition)
         return deferred is not None and offset >= deferred.offset
 
-    def records_before(self, partition: TopicPartition, records: Sequence[Record]) -> Sequence[Record]:
-        """Return the records before the deferred record of the partition; all records if none is deferred."""
-        deferred = self._deferred.get(partition)
-        return records if deferred is None else [one for one in records if one.offset < deferred.offset]
+    def first_of(self, records: Sequence[Record], room: int, now: float) -> Sequence[Record]:
+        """Return the first records of a partition that may be delivered now, at most ``room``; maybe none.
 
-    def next_due_at(self, now: float, delivered: Mapping[TopicPartition, int | None]) -> float | None:
-        """Return the earliest due time after ``now`` of a deferred record; None if there is none.
-
-        A deferred record counts if it is the next record to deliver. ``delivered`` contains the next offset to deliver
-        of each partition.
+        A record that waits for a transaction of its own is delivered without other records.
         """
-        return min(
-            (
-                deferred.due_at
-                for partition, deferred in self._deferred.items()
-                if deferred.due_at > now and (at := delivered.get(partition)) is not None and at >= deferred.offset
-            ),
-            default=None,
-        )
+        partition = records[0].topic_partition
+        deferred = self._deferred.get(partition)
+        if deferred is not None and records[0].offset >= deferred.offset:
+            room = 1
+        elif deferred is not None:
+            records = [one for one in records if one.offset < deferred.offset]
+        taken = records[:room]
+        if (due := self._due.get(partition)) is None:
+            return taken
+        return list(takewhile(lambda one: due.get(one.offset, now) <= now, taken))
+
+    def next_due_at(
+        self, now: float, delivered: Mapping[TopicPartition, int | None], waiting: Iterable[Record] = ()
+    ) -> float | None:
+        """Return the time after ``now`` at which the next waiting record is due; None if no record has a due time.
+
+        A deferred record counts if it is the next record to deliver.
+
+        Args:
+            now: time.
+            delivered: next offset to deliver of each partition.
+            waiting: first waiting record of each partition.
+        """
+        times = [
+            one.due_at
+            for partition, one in self._deferred.items()
+            if (at := delivered.get(partition)) is not None and at >= one.offset
+        ]
+        times += [self._due.get(record.topic_partition, {}).get(record.offset, now) for record in waiting]
+        return min((time for time in times if time > now), default=None)

@@ -25,11 +25,17 @@ from tailrace.errors import (
 from tailrace.net.broker import Channel, ChannelKey
 from tailrace.net.cluster import Cluster, MetadataRefresher
 from tailrace.net.connection import Connection
-from tailrace.producer.accumulator import Appended, ProducerSettings, RecordAccumulator
-from tailrace.producer.partition_queue import MAX_IN_FLIGHT
-from tailrace.producer.pending_batch import DeliveredBatch, Outcome, PendingBatch
+from tailrace.producer.accumulator import (
+    MAX_IN_FLIGHT,
+    Appended,
+    DeliveredBatch,
+    Outcome,
+    PendingBatch,
+    ProducerSettings,
+    RecordAccumulator,
+)
 from tailrace.producer.publisher import Published
-from tailrace.producer.vocabulary import ProducerId
+from tailrace.producer.transaction_machine import ProducerId
 from tailrace.protocol.records import ProducedPartition, ProduceRequest, RecordsToProduce
 from tailrace.protocol.transactions import InitProducerIdRequest
 from tailrace.records import TopicPartition

@@ -13,8 +13,8 @@ from tailrace import OffsetAndMetadata, ProducerFencedError, PublishError, Topic
 from tailrace.config import split_address
 from tailrace.core.group_requests import Identity
 from tailrace.error_codes import ErrorCode
-from tailrace.producer.transactional.producer import TransactionalProducer
-from tailrace.producer.vocabulary import ProducerState
+from tailrace.producer.transaction_machine import ProducerState
+from tailrace.producer.transactional_producer import TransactionalProducer
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataResponse
 from tailrace.protocol.records import ProduceRequest
 from tailrace.protocol.transactions import (

@@ -7,11 +7,16 @@ import pytest
 from tailrace.core.backoff import Backoff
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import AuthenticationError, PublishError, PublishTooLargeError
-from tailrace.producer.accumulator import ProduceReaction, ProducerSettings, reaction_to
-from tailrace.producer.pending_batch import DeliveredBatch, PendingBatch
-from tailrace.producer.transactional.reactions import TransactionRequestKind, event_of
-from tailrace.producer.transactional.transactional_accumulator import TransactionAccumulator
-from tailrace.producer.vocabulary import MustAbort, ProducerFenced, ProducerId, TransactionFailed
+from tailrace.producer.accumulator import (
+    DeliveredBatch,
+    PendingBatch,
+    ProduceReaction,
+    ProducerSettings,
+    TransactionAccumulator,
+    reaction_to,
+)
+from tailrace.producer.transaction_machine import MustAbort, ProducerFenced, ProducerId, TransactionFailed
+from tailrace.producer.transaction_reactions import TransactionRequestKind, event_of
 from tailrace.records import TopicPartition
 from tests.support.simulation.listed_batch import ListedBatch
 

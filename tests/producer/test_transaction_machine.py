@@ -8,11 +8,11 @@ import pytest
 
 from tailrace.core.group_requests import Identity
 from tailrace.errors import CommitFailedError, ProducerFencedError, PublishError
-from tailrace.producer import vocabulary as transaction_events
-from tailrace.producer.transactional.machine import TABLE, TransactionMachine
-from tailrace.producer.vocabulary import (
+from tailrace.producer import transaction_machine as transaction_events
+from tailrace.producer.transaction_machine import (
     OVER,
     REQUESTING,
+    TABLE,
     AbortTransaction,
     AddPartitions,
     BeginTransaction,
@@ -46,6 +46,7 @@ from tailrace.producer.vocabulary import (
     TransactionEnded,
     TransactionEvent,
     TransactionFailed,
+    TransactionMachine,
     TryAgain,
     Unanswered,
 )

@@ -6,16 +6,8 @@ import pytest
 
 from tailrace.error_codes import RETRIABLE, ErrorCode
 from tailrace.errors import CommitFailedError, FencedMemberError, PublishError, PublishTooLargeError
-from tailrace.producer.transactional import machine as transactions
-from tailrace.producer.transactional.reactions import (
-    REACTIONS,
-    TransactionReaction,
-    TransactionRequestKind,
-    error_of,
-    event_of,
-    worst_of,
-)
-from tailrace.producer.vocabulary import (
+from tailrace.producer import transaction_machine as transactions
+from tailrace.producer.transaction_machine import (
     CoordinatorMoved,
     GenerationRefused,
     MustAbort,
@@ -24,6 +16,14 @@ from tailrace.producer.vocabulary import (
     TransactionFailed,
     TryAgain,
     Unanswered,
+)
+from tailrace.producer.transaction_reactions import (
+    REACTIONS,
+    TransactionReaction,
+    TransactionRequestKind,
+    error_of,
+    event_of,
+    worst_of,
 )
 
 EVENTS = {

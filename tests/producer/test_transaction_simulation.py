@@ -14,10 +14,14 @@ from tailrace.core.backoff import Backoff
 from tailrace.core.group_requests import Identity
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import PublishError
-from tailrace.producer.accumulator import ProducerSettings
-from tailrace.producer.pending_batch import DeliveredBatch, Outcome, PendingBatch
-from tailrace.producer.transactional.transactional_accumulator import TransactionAccumulator
-from tailrace.producer.vocabulary import (
+from tailrace.producer.accumulator import (
+    DeliveredBatch,
+    Outcome,
+    PendingBatch,
+    ProducerSettings,
+    TransactionAccumulator,
+)
+from tailrace.producer.transaction_machine import (
     AbortTransaction,
     AddPartitions,
     BeginTransaction,

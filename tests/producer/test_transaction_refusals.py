@@ -15,8 +15,8 @@ from tailrace import (
     TopicPartition,
 )
 from tailrace.config import resolve
-from tailrace.producer.transactional.producer import TransactionalProducer
-from tailrace.producer.vocabulary import OPEN, ProducerState
+from tailrace.producer.transaction_machine import OPEN, ProducerState
+from tailrace.producer.transactional_producer import TransactionalProducer
 from tests.support.committed_records import CommittedRecords
 
 
@@ -54,7 +54,7 @@ async def test_an_invalid_record_leaves_the_transaction_open(ledger, monkeypatch
     async with ledger.producer() as producer:
         await producer.begin()
         await producer.send(topic, b"good")
-        monkeypatch.setattr("tailrace.producer.partitions._TOPIC_GRACE_S", 1.0)
+        monkeypatch.setattr("tailrace.producer.runtime._TOPIC_GRACE_S", 1.0)
         with pytest.raises(PublishError, match=r"no-such-topic.*UNKNOWN_TOPIC_OR_PARTITION"):
             await producer.send("no-such-topic", b"bad")
         with pytest.raises(PublishError, match="has no partition 7 - its partitions are 0 to 0"):

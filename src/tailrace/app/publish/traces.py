@@ -1,0 +1,191 @@
+"""Traces that handlers continue: of the handled record, of the handler's span, and of failed attempts.
+
+A trace is a list of headers. Context variables contain the trace, also in tasks and threads that a handler has started.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any, Self, TypeVar
+
+from tailrace.app.options import Handle
+from tailrace.app.publish.encoding import Headers
+from tailrace.awaitables import resolve_result
+from tailrace.observe.hooks import TelemetryGuard
+from tailrace.records import Record
+
+__all__ = [
+    "BatchTrace",
+    "current_trace",
+    "is_opentelemetry_imported",
+    "note_trace",
+    "noted_trace",
+    "replace_trace",
+    "result_trace",
+    "trace_in",
+    "with_record_trace",
+    "with_span_as_trace",
+    "with_trace",
+]
+
+_TRACE_HEADERS = frozenset({"traceparent", "tracestate", "baggage"})
+"""Headers that propagate a trace (W3C Trace Context, W3C Baggage)."""
+
+
+UnitT = TypeVar("UnitT")
+"""Record, or list of the records of a batch."""
+
+_OPENTELEMETRY = "opentelemetry.trace"
+_injection_guard = TelemetryGuard("passing a trace on")
+_trace: ContextVar[Headers] = ContextVar("tailrace_trace", default=())
+
+
+def with_record_trace(call: Handle, traced: Handle) -> Handle:
+    """Return a handler that calls ``traced`` with the context variable set to the trace of the record.
+
+    If the record has no trace and OpenTelemetry is not imported, it calls ``call`` instead.
+    """
+
+    async def within_trace(record: Record, trace: Headers) -> object:
+        token = _trace.set(trace)
+        try:
+            return await traced(record)
+        finally:
+            _trace.reset(token)
+
+    modules = sys.modules  # OpenTelemetry may be imported later.
+
+    def handle(record: Record) -> Awaitable[object]:
+        if not record.headers and _OPENTELEMETRY not in modules:
+            return call(record)
+        trace = trace_in(record.headers)
+        return within_trace(record, trace) if trace or _OPENTELEMETRY in modules else call(record)
+
+    return handle
+
+
+def is_opentelemetry_imported() -> bool:
+    """Return True if OpenTelemetry is imported, so that records without headers need ``with_record_trace``, too."""
+    return _OPENTELEMETRY in sys.modules
+
+
+def with_span_as_trace(
+    call: Callable[[UnitT], Awaitable[object]], where: str
+) -> Callable[[UnitT], Coroutine[Any, Any, object]]:
+    """Wrap a handler, inside its middleware, so that the span active at its end becomes the trace of its results.
+
+    The results are published after the span has ended. If the handler returns an awaitable, it is awaited here, so that
+    middleware receives the result.
+    """
+
+    async def call_and_store_span(unit: UnitT) -> object:
+        returned = await call(unit)
+        if returned is not None:
+            returned = await resolve_result(returned, where)
+        if active := _active_trace():
+            _trace.set(active)
+        return returned
+
+    return call_and_store_span
+
+
+def result_trace(record: Record) -> Headers:
+    """Return the trace for the results of a record.
+
+    It is the span that ``with_span_as_trace`` stored, else the active span, else the trace of the record.
+    """
+    current, incoming = _trace.get(), trace_in(record.headers)
+    return current if list(current) != list(incoming) else _active_trace() or incoming
+
+
+class BatchTrace:
+    """Context of the call of a batch handler, which knows the traces for its results."""
+
+    # A class, because a generator as context manager takes three times as long.
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> Self:
+        self._token = _trace.set(())
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        _trace.reset(self._token)
+
+    def of(self, headers: Headers) -> Headers:
+        """Return the trace for the result of a record of the batch, from the headers of the record.
+
+        The trace is the span of the batch handler, with the baggage of the record if the span has no baggage. Without a
+        span, it is the trace of the record.
+        """
+        incoming, span = trace_in(headers), _trace.get() or _active_trace()
+        if not span or any(name == "baggage" for name, _ in span):
+            return span or incoming
+        return [*span, *(one for one in incoming if one[0] == "baggage")]
+
+
+def current_trace() -> Headers:
+    """Return the trace of the active span; without a span, the trace of the record that is being handled."""
+    return _active_trace() or _trace.get()
+
+
+def _active_trace() -> Headers:
+    """Return the headers of the active OpenTelemetry span, from the global propagator; empty without a span."""
+    module = sys.modules.get(_OPENTELEMETRY)
+    if module is None or not module.get_current_span().get_span_context().is_valid:
+        return ()
+    carrier: dict[str, str] = {}
+    with _injection_guard:
+        importlib.import_module("opentelemetry.propagate").inject(carrier)
+    if not carrier:
+        return ()
+    # The baggage of the record belongs to the trace even if no propagator has put it into the active context.
+    kept = [one for one in _trace.get() if one[0] == "baggage" and one[0] not in carrier]
+    return [*((name, value.encode()) for name, value in carrier.items()), *kept]
+
+
+# ---- trace headers --------------------------------------------------------------------------------------------------
+
+
+def trace_in(headers: Headers) -> Headers:
+    """Return the headers that propagate a trace; of several headers of a name, the last one, as Kafka does."""
+    found = [one for one in headers if one[0] in _TRACE_HEADERS]
+    return found if len(found) < 2 else list(dict(found).items())
+
+
+def with_trace(headers: Headers, trace: Headers) -> Headers:
+    """Return ``headers`` followed by ``trace``; return ``headers`` unchanged if they contain a trace already."""
+    if not trace or any(name in _TRACE_HEADERS for name, _ in headers):
+        return headers
+    return [*headers, *trace]
+
+
+def replace_trace(headers: Headers, trace: Headers) -> Headers:
+    """Return ``headers`` with ``trace`` in place of their trace; their baggage is kept unless ``trace`` has baggage."""
+    replaced = {"traceparent", "tracestate", *(name for name, _ in trace)}
+    return [*(one for one in headers if one[0] not in replaced), *trace]
+
+
+# ---- traces of failed attempts ---------------------------------------------------------------------------------------
+
+# A retry topic or dead-letter topic gets the trace of the failed attempt, whose span has ended by then, while other
+# attempts may run. The task that handles the record keeps the trace, because an exception belongs to the user and is
+# not changed.
+_failed: ContextVar[Mapping[int, tuple[BaseException, Headers]]] = ContextVar(
+    "tailrace_failed_traces", default=MappingProxyType({})
+)
+"""Trace headers of the last attempt of this task, with its exceptions, by the ids of the exceptions."""
+
+
+def note_trace(errors: Iterable[BaseException], trace: Headers) -> None:
+    """Store the trace headers of the attempt that raised ``errors``, in place of those of an earlier attempt."""
+    _failed.set({id(error): (error, trace) for error in errors})
+
+
+def noted_trace(error: BaseException) -> Headers:
+    """Return the trace headers that were last stored for ``error``; empty if there are none."""
+    noted = _failed.get().get(id(error))
+    return () if noted is None else noted[1]

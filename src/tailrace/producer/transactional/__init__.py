@@ -1,1 +1,0 @@
-"""Transactional producer (KIP-98, KIP-447)."""
