@@ -179,7 +179,7 @@ async def test_b6_a_frozen_broker_does_not_stall_the_others(kafka_cluster, group
 
     async with witness.consumer("spread", group_id=group, hooks=[events]) as consumer:
         await consumer.getone()
-        coordinator = consumer._started.cluster.coordinator_id(group)
+        coordinator = consumer._started.parts.cluster.coordinator_id(group)
     victim = next(node for node in leaders.values() if node != coordinator)
     reachable = {p for p, node in leaders.items() if node != victim}
     with_proxies.proxies[victim].black_hole()

@@ -15,11 +15,12 @@ from typing import TypeVar
 import anyio
 
 from tailrace.admin.cluster_samples import ClusterSnapshot, GroupSnapshot, PartitionSnapshot
-from tailrace.admin.offsets import EARLIEST, LATEST
 from tailrace.admin.topics import watched_topics
+from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import BrokerConnectionError, RequestTimedOutError, TailraceError
 from tailrace.net.cluster import Cluster
+from tailrace.net.offsets import EARLIEST, LATEST, list_offsets_request
 from tailrace.protocol.groups import (
     ConsumerGroupDescribeRequest,
     DescribedConsumerGroup,
@@ -30,7 +31,6 @@ from tailrace.protocol.groups import (
     OffsetFetchRequest,
 )
 from tailrace.protocol.message import Request
-from tailrace.protocol.records import ListOffsetsPartition, ListOffsetsRequest
 from tailrace.records import TopicPartition
 
 __all__ = ["cluster_snapshot"]
@@ -86,7 +86,7 @@ async def cluster_snapshot(cluster: Cluster, *, topics: Accepts, groups: Accepts
     committed = await _committed_offsets(steps, listed)
     # The end offsets are requested after the committed offsets. Otherwise, a lag could be negative.
     begins, ends = await _log_bounds(
-        steps, {one: (leadership.leader_id, leadership.epoch) for one, leadership in leaderships.items()}
+        steps, topology, {one: leadership.leader_id for one, leadership in leaderships.items()}
     )
     return ClusterSnapshot(
         {node_id: f"{node.host}:{node.port}" for node_id, node in sorted(topology.brokers.items())},
@@ -214,29 +214,27 @@ async def _committed_offsets(
 
 
 async def _log_bounds(
-    steps: _Steps, leaders: Mapping[TopicPartition, tuple[int, int]]
+    steps: _Steps, topology: ClusterMetadata, leaders: Mapping[TopicPartition, int]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Return the first offsets and the end offsets of partitions.
 
     Args:
         steps: steps of the collection.
-        leaders: node id and epoch of each partition's leader; the node id is -1 if there is no leader.
+        topology: metadata of the cluster.
+        leaders: node id of each partition's leader; -1 if there is no leader.
     """
-    by_leader: dict[int, list[tuple[TopicPartition, int]]] = {}
-    for partition, (leader_id, epoch) in leaders.items():
+    by_leader: dict[int, list[TopicPartition]] = {}
+    for partition, leader_id in leaders.items():
         if leader_id < 0:
             steps.failures.append(f"{partition} has no leader")
         else:
-            by_leader.setdefault(leader_id, []).append((partition, epoch))
+            by_leader.setdefault(leader_id, []).append(partition)
     answers = await steps.send(
         {
             (leader_id, timestamp): (
                 leader_id,
-                ListOffsetsRequest(
-                    tuple(
-                        ListOffsetsPartition(*one, timestamp, current_leader_epoch=epoch) for one, epoch in partitions
-                    ),
-                    isolation_level=steps.isolation_level,
+                list_offsets_request(
+                    topology, dict.fromkeys(partitions, timestamp), isolation_level=steps.isolation_level
                 ),
             )
             for leader_id, partitions in by_leader.items()

@@ -1,40 +1,19 @@
-"""Committed offsets of groups, and offsets of logs.
-
-A function sends one request per broker for all partitions, and repeats the request after transient errors. If a
-requested partition is missing from a response, an error is raised.
-"""
+"""Committed offsets of any group, with their metadata: read, committed without membership, and deleted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 from tailrace.admin.groups import check_idle, describe_group
-from tailrace.admin.requests import DEFAULT_TIMEOUT_S, ask_coordinator, ask_each
-from tailrace.admin.topics import watched_topics
+from tailrace.admin.requests import DEFAULT_TIMEOUT_S, ask_coordinator, check_codes
 from tailrace.core.offset_map import DecodedMetadata, decode_metadata
 from tailrace.error_codes import ErrorCode
-from tailrace.errors import BrokerConnectionError, BrokerError, TopicRecreatedError, broker_error
-from tailrace.net.broker import Broker
+from tailrace.errors import ConfigurationError, TopicRecreatedError, UnknownGroupError, broker_error
+from tailrace.net import offsets
 from tailrace.net.cluster import Cluster
-from tailrace.net.topic_ids import partitions_of_recreated_topics
-from tailrace.protocol.groups import (
-    CommitOffset,
-    OffsetCommitRequest,
-    OffsetDeleteRequest,
-    OffsetFetchPartition,
-    OffsetFetchRequest,
-    OffsetToDelete,
-)
-from tailrace.protocol.message import Request
-from tailrace.protocol.records import (
-    ListedOffset,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    OffsetForLeaderEpochPartition,
-    OffsetForLeaderEpochRequest,
-)
+from tailrace.net.offsets import EARLIEST, LATEST, epoch_end_offsets, list_offsets
+from tailrace.protocol.groups import CommitOffset, OffsetDeleteRequest, OffsetToDelete
 from tailrace.records import TopicPartition
 
 __all__ = [
@@ -48,28 +27,8 @@ __all__ = [
     "list_offsets",
 ]
 
-LATEST, EARLIEST = -1, -2
-"""Values that ``list_offsets`` accepts instead of a timestamp, for the end offset and the first offset of the log."""
-
-_FIRST_VERSION_WITH_IDS = 10
-"""First version of OffsetCommit with topic ids."""
 _SUBSCRIBED_CODES = {ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NON_EMPTY_GROUP}
 """Error codes if live members are subscribed to the topics whose offsets are to be deleted."""
-
-
-class _PartitionResult(Protocol):
-    """Result for one partition in a response."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def error_code(self) -> int: ...
-
-
-PartitionResultT = TypeVar("PartitionResultT", bound=_PartitionResult)
-ResponseT = TypeVar("ResponseT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,30 +77,15 @@ async def committed_offsets(
         BrokerError: the principal may not describe the group, or the coordinator returned another error.
         BrokerConnectionError: no broker answered in time.
     """
-    what = f"reading the committed offsets of group {group_id!r}"
-    requested = None if partitions is None else tuple(OffsetFetchPartition(*one) for one in partitions)
-    answer = await ask_coordinator(
-        cluster,
-        group_id,
-        OffsetFetchRequest(group_id, requested, require_stable=stable),
-        lambda answer: [answer.error_code, *(one.error_code for one in answer.partitions)],
-        timeout_s=timeout_s,
-        what=what,
-    )
-    if answer.error_code and answer.error_code != ErrorCode.GROUP_ID_NOT_FOUND:
-        raise broker_error(answer.error_code, what)
-    found = {TopicPartition(one.topic, one.partition): one for one in answer.partitions}
-    for partition, one in found.items():
-        if one.error_code:
-            raise broker_error(one.error_code, f"{what}: {partition}")
-    if partitions is not None and not answer.error_code and (missing := set(partitions) - found.keys()):
-        raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{what}: {min(missing)} is missing from the response")
+    if not group_id:
+        raise ConfigurationError("group_id must not be empty - pass the id of the group")
+    try:
+        found = await offsets.stored_offsets(cluster, group_id, partitions, stable=stable, timeout_s=timeout_s)
+    except UnknownGroupError:
+        return {}
     return {
-        partition: GroupOffset(
-            partition, one.offset, one.leader_epoch if one.leader_epoch >= 0 else None, one.metadata or ""
-        )
-        for partition, one in sorted(found.items())
-        if one.offset >= 0
+        partition: GroupOffset(partition, one.offset, one.leader_epoch, one.metadata)
+        for partition, one in found.items()
     }
 
 
@@ -164,149 +108,17 @@ async def commit_offsets(
         BrokerError: the principal may not commit for the group, or a transient error lasted for ``timeout_s``.
         BrokerConnectionError: no broker answered in time.
     """
-    known = {TopicPartition(one.topic, one.partition): one.topic_id for one in entries}
-    names = {one.topic_id: one.topic for one in entries}
-    request = OffsetCommitRequest(group_id, tuple(entries))
 
-    async def check_topic_ids(coordinator: Broker) -> None:
-        if await coordinator.version_for(request, timeout_s=timeout_s) < _FIRST_VERSION_WITH_IDS and (
-            recreated := await partitions_of_recreated_topics(coordinator.send, known)
-        ):
-            raise TopicRecreatedError(recreated)
+    async def commit() -> dict[TopicPartition, int]:
+        codes = await offsets.commit_once(cluster, group_id, entries)
+        check_codes(cluster, group_id, codes.values(), what)
+        return codes
 
-    answer = await ask_coordinator(
-        cluster,
-        group_id,
-        request,
-        lambda answer: [one.error_code for one in answer.partitions],
-        timeout_s=timeout_s,
-        what=what,
-        check=check_topic_ids,
-    )
-    codes = {
-        TopicPartition(one.topic or names.get(one.topic_id, ""), one.partition): one.error_code
-        for one in answer.partitions
-    }
+    codes = await cluster.retrying(commit, timeout_s=timeout_s, what=what)
     if recreated := [one for one, code in codes.items() if code == ErrorCode.UNKNOWN_TOPIC_ID]:
         raise TopicRecreatedError(recreated)
+    known = (TopicPartition(one.topic, one.partition) for one in entries)
     return {one: codes.get(one, ErrorCode.UNKNOWN_SERVER_ERROR) for one in known}
-
-
-async def list_offsets(
-    cluster: Cluster, wanted: Mapping[TopicPartition, int], *, timeout_s: float = DEFAULT_TIMEOUT_S
-) -> dict[TopicPartition, ListedOffset]:
-    """Return for each partition the offset of the first record that is not older than a timestamp.
-
-    Args:
-        cluster: a connected cluster.
-        wanted: timestamp of each partition, in milliseconds since 1970, or EARLIEST for the first offset of the log, or
-            LATEST for the end offset. The end offset is the last stable offset if ``isolation_level`` of the cluster's
-            options is "read_committed", and the high watermark otherwise.
-        timeout_s: maximum time in seconds.
-
-    Returns:
-        Offsets by partition; the offset is -1 if all records are older than the timestamp.
-
-    Raises:
-        BrokerError: the principal may not describe a topic, or a partition had no leader for ``timeout_s``.
-        BrokerConnectionError: a leader did not answer in time.
-    """
-    isolation_level = int(cluster.config.isolation_level == "read_committed")
-
-    def request(partitions: Iterable[tuple[TopicPartition, int]]) -> ListOffsetsRequest:
-        return ListOffsetsRequest(
-            tuple(ListOffsetsPartition(*one, wanted[one], current_leader_epoch=epoch) for one, epoch in partitions),
-            isolation_level=isolation_level,
-        )
-
-    what = "finding where logs begin and end"
-    return await _ask_leaders(cluster, wanted, request, lambda one: one.partitions, timeout_s=timeout_s, what=what)
-
-
-async def epoch_end_offsets(
-    cluster: Cluster, epochs: Mapping[TopicPartition, int], *, timeout_s: float = DEFAULT_TIMEOUT_S
-) -> dict[TopicPartition, int]:
-    """Return the end offset of a leader epoch in each partition (KIP-101).
-
-    The offset is -1 if the log has neither this epoch nor a later one.
-
-    Args:
-        cluster: a connected cluster.
-        epochs: leader epoch of each partition.
-        timeout_s: maximum time in seconds.
-
-    Raises:
-        BrokerError: the principal may not describe a topic, or a partition had no leader for ``timeout_s``.
-        BrokerConnectionError: a leader did not answer in time.
-    """
-
-    def request(partitions: Iterable[tuple[TopicPartition, int]]) -> OffsetForLeaderEpochRequest:
-        return OffsetForLeaderEpochRequest(
-            tuple(
-                OffsetForLeaderEpochPartition(*one, epochs[one], current_leader_epoch=epoch)
-                for one, epoch in partitions
-            )
-        )
-
-    what = "finding where leader epochs end"
-    answers = await _ask_leaders(cluster, epochs, request, lambda one: one.partitions, timeout_s=timeout_s, what=what)
-    return {partition: one.end_offset for partition, one in answers.items()}
-
-
-async def _ask_leaders(  # noqa: PLR0913 - for two kinds of requests
-    cluster: Cluster,
-    partitions: Collection[TopicPartition],
-    request: Callable[[Iterable[tuple[TopicPartition, int]]], Request[ResponseT]],
-    results_in: Callable[[ResponseT], Iterable[PartitionResultT]],
-    *,
-    timeout_s: float,
-    what: str,
-) -> dict[TopicPartition, PartitionResultT]:
-    """Send requests to the leaders of partitions until there is a result for each partition; return the results."""
-    found: dict[TopicPartition, PartitionResultT] = {}
-
-    async def ask() -> None:
-        missing = [partition for partition in partitions if partition not in found]
-        by_leader_id, failures = _by_leader(cluster, missing)
-        requests = {leader_id: request(with_epochs) for leader_id, with_epochs in by_leader_id.items()}
-        try:
-            answers = await ask_each(cluster, requests)
-        except BrokerConnectionError:
-            await cluster.refresh()
-            raise
-        results = {
-            TopicPartition(one.topic, one.partition): one for answer in answers.values() for one in results_in(answer)
-        }
-        for partition in missing:
-            one = results.get(partition)
-            if one is None or one.error_code:
-                code = ErrorCode.LEADER_NOT_AVAILABLE if one is None else one.error_code
-                failures.append(broker_error(code, f"{partition}: its leader did not return an offset"))
-            else:
-                found[partition] = one
-        if failures:
-            await cluster.refresh()
-            # Raise an error that is not retriable if there is one, because it ends the retries.
-            raise min(failures, key=lambda error: error.retriable)
-
-    with watched_topics(cluster, {partition.topic for partition in partitions}):
-        await cluster.retrying(ask, timeout_s=timeout_s, what=what)
-    return found
-
-
-def _by_leader(
-    cluster: Cluster, partitions: Iterable[TopicPartition]
-) -> tuple[dict[int, list[tuple[TopicPartition, int]]], list[BrokerError]]:
-    """Return the partitions and leader epochs by leader, and an error for each partition without a leader."""
-    by_leader_id: dict[int, list[tuple[TopicPartition, int]]] = {}
-    leaderless = []
-    for partition in partitions:
-        leadership = cluster.topology.leader(partition)
-        if leadership is None or leadership.leader_id < 0:
-            leaderless.append(broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader"))
-        else:
-            by_leader_id.setdefault(leadership.leader_id, []).append((partition, leadership.epoch))
-    return by_leader_id, leaderless
 
 
 async def delete_offsets(

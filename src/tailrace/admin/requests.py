@@ -5,7 +5,7 @@ Requests to a coordinator are repeated after transient errors; other error codes
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import anyio
@@ -13,16 +13,14 @@ import anyio
 from tailrace.core.group_requests import REACTIONS, GroupReaction, GroupRequestKind
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import BrokerConnectionError, ConfigurationError, TailraceError, broker_error
-from tailrace.net.broker import Broker
 from tailrace.net.cluster import Cluster
+from tailrace.net.offsets import DEFAULT_TIMEOUT_S
 from tailrace.protocol.message import Request
 
-__all__ = ["DEFAULT_TIMEOUT_S", "TRANSIENT_CODES", "ask_coordinator", "ask_each"]
+__all__ = ["DEFAULT_TIMEOUT_S", "TRANSIENT_CODES", "ask_coordinator", "ask_each", "check_codes"]
 
 ResponseT = TypeVar("ResponseT")
 
-DEFAULT_TIMEOUT_S = 30.0
-"""Default time limit of an operation, in seconds."""
 
 TRANSIENT_CODES = frozenset(
     {
@@ -44,7 +42,6 @@ async def ask_coordinator(  # noqa: PLR0913 - one place for all requests to coor
     *,
     timeout_s: float,
     what: str,
-    check: Callable[[Broker], Awaitable[None]] | None = None,
 ) -> ResponseT:
     """Send a request to the group's coordinator, retrying while the response has transient error codes.
 
@@ -55,7 +52,6 @@ async def ask_coordinator(  # noqa: PLR0913 - one place for all requests to coor
         codes: function that returns the error codes of a response.
         timeout_s: maximum time of all attempts and the pauses between them, in seconds.
         what: name of the operation for error messages, such as "listing offsets".
-        check: function that is called with the coordinator before each attempt, and can raise to end the operation.
 
     Raises:
         ConfigurationError: ``group_id`` is empty.
@@ -69,20 +65,23 @@ async def ask_coordinator(  # noqa: PLR0913 - one place for all requests to coor
     async def ask() -> ResponseT:
         coordinator = await cluster.coordinator(group_id)
         try:
-            if check is not None:
-                await check(coordinator)
             answer = await coordinator.send(request)
         except BrokerConnectionError as error:
             cluster.forget_coordinator(group_id, str(error))
             raise
-        for code in codes(answer):
-            if code in TRANSIENT_CODES:
-                if REACTIONS.reaction_to(code, GroupRequestKind.OFFSETS) is GroupReaction.FIND_COORDINATOR:
-                    cluster.forget_coordinator(group_id, name_of(code))
-                raise broker_error(code, what)
+        check_codes(cluster, group_id, codes(answer), what)
         return answer
 
     return await cluster.retrying(ask, timeout_s=timeout_s, what=what)
+
+
+def check_codes(cluster: Cluster, group_id: str, codes: Iterable[int], what: str) -> None:
+    """Raise a retriable BrokerError for the first transient code; forget a coordinator that has moved."""
+    for code in codes:
+        if code in TRANSIENT_CODES:
+            if REACTIONS.reaction_to(code, GroupRequestKind.OFFSETS) is GroupReaction.FIND_COORDINATOR:
+                cluster.forget_coordinator(group_id, name_of(code))
+            raise broker_error(code, what)
 
 
 async def ask_each(cluster: Cluster, requests: Mapping[int, Request[ResponseT]]) -> dict[int, ResponseT]:

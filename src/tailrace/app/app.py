@@ -185,7 +185,8 @@ class App(Handlers):
         self._transactions = transaction_options(config.delivery, **transactions)
         self._options: dict[str, Any] = {}
         self._overrides: dict[Provider, Provider] = {}
-        self._supervisor: Supervisor | None = None
+        self.supervisor: Supervisor | None = None
+        """Task of the started app; None before the start. It is internal to tailrace."""
         self._running: AppRun | None = None
         self._substitute: KafkaSubstitute | None = None
         self._config: ConsumerConfig | None = None
@@ -193,13 +194,13 @@ class App(Handlers):
 
     @robust_repr
     def __repr__(self) -> str:
-        state = "new" if self._supervisor is None else "stopped" if self._supervisor.is_over else "started"
+        state = "new" if self.supervisor is None else "stopped" if self.supervisor.is_over else "started"
         return f"<App of {len(self.declared)} handlers group={self._options.get('group_id')} {state}>"
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state to pickle: declarations and options, without the state of a run."""
         state = super().__getstate__()
-        return {**state, "_supervisor": None, "_running": None, "_substitute": None, "_config": None}
+        return {**state, "supervisor": None, "_running": None, "_substitute": None, "_config": None}
 
     # ---- before the start --------------------------------------------------------------------------------------
 
@@ -264,15 +265,15 @@ class App(Handlers):
 
         After an early return, the caller must stop the app.
         """
-        if self._supervisor is not None and not self._supervisor.is_over:
+        if self.supervisor is not None and not self.supervisor.is_over:
             raise ConsumerStateError("this app is started already")
         self._config = resolve(self._options)
         running = self._running = self._new_run(self._config)
-        supervisor = self._supervisor = Supervisor(running.run, "tailrace app")
+        supervisor = self.supervisor = Supervisor(running.run, "tailrace app")
         try:
             await supervisor.start(given_up, ending_s=sum(running.time_to_stop))
         except BaseException:
-            self._supervisor = None
+            self.supervisor = None
             raise
         return supervisor
 
@@ -287,18 +288,18 @@ class App(Handlers):
             TailraceError: An error has ended the app before, a stop hook fails, or a part of the app does not end in
                 time.
         """
-        if self._supervisor is None:
+        if self.supervisor is None:
             return
         running = self._started
-        if not self._supervisor.is_over:
-            self._supervisor.check_loop("this app")
+        if not self.supervisor.is_over:
+            self.supervisor.check_loop("this app")
         if running.handler_in(asyncio.current_task()) is not None:
             raise ConsumerStateError(
                 "a handler cannot call stop(), which waits for the handler - call it from another task"
             )
         orderly_s, ending_s = running.time_to_stop
         try:
-            await self._supervisor.stop(orderly_s, ending_s=ending_s)
+            await self.supervisor.stop(orderly_s, ending_s=ending_s)
         except TailraceError:
             running.shutdown.report_timeout(is_abandoned=True)
             raise
@@ -370,8 +371,8 @@ class App(Handlers):
             TailraceError: An error has ended the app before that.
         """
         running = self._started
-        if self._supervisor is not None:
-            await wait_for_any(running.consumer_events.assigned, self._supervisor.stopping)
+        if self.supervisor is not None:
+            await wait_for_any(running.consumer_events.assigned, self.supervisor.stopping)
         if running.failure is not None:
             raise running.failure
         if not running.consumer_events.assigned.is_set():
@@ -475,10 +476,10 @@ class App(Handlers):
             SchemaRegistryError: A schema is needed, and the schema registry does not answer.
         """
         running = self._started
-        if self._supervisor is not None:
-            self._supervisor.check_loop("this app")
+        if self.supervisor is not None:
+            self.supervisor.check_loop("this app")
         if running.publisher is None:
-            if self._supervisor is not None and not self._supervisor.stopping.is_set():
+            if self.supervisor is not None and not self.supervisor.stopping.is_set():
                 raise PublishError(f"{topic}: no broker was reached yet - await wait_ready() first")
             raise ConsumerStateError("this app has ended - start it again before you publish")
         (out,) = await encode_messages(
@@ -489,7 +490,7 @@ class App(Handlers):
     # ---- internals ---------------------------------------------------------------------------------------------------
 
     def _check_not_started(self) -> None:
-        if self._supervisor is not None and not self._supervisor.is_over:
+        if self.supervisor is not None and not self.supervisor.is_over:
             raise ConsumerStateError(
                 "this app is started - declare handlers and hooks, and call include() and configure(), before the start"
             )

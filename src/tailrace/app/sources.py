@@ -11,20 +11,10 @@ from tailrace.app.refused_records import RefusedRecords
 from tailrace.app.topics.creation import LaterTopics
 from tailrace.app.topics.routes import Routes
 from tailrace.config import resolve
-from tailrace.consumer.consumer import Consumer
 from tailrace.consumer.delivery.completion import RecordSink
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
-from tailrace.consumer.member_view import MemberView
-from tailrace.consumer.record_sinks import (
-    also_subscribe,
-    attach_sink,
-    start_delays_of,
-    statistics_of,
-    subscribe_matching,
-    unreadable_batches_of,
-    wait_for_starts,
-)
+from tailrace.consumer.sink_consumer import MemberView, SinkConsumer
 from tailrace.core.delivery.positions import Position, UnreadableBatch
 from tailrace.core.delivery.progress import Lease
 from tailrace.observe.hooks import Hook, Observer
@@ -231,7 +221,7 @@ class ConsumerSource:
         """
         await self._own_topics.create()
         await self.consumer.start()
-        self._reader, max_waiting = attach_sink(self.consumer, sink, self._on_corrupt_batch)
+        self._reader, max_waiting = self.consumer.attach_sink(sink, self._on_corrupt_batch)
         return max_waiting
 
     def wall_clock(self) -> float:
@@ -240,25 +230,25 @@ class ConsumerSource:
 
     async def wait_for_starts(self) -> None:
         """Wait until the start offsets of the assigned partitions are known, for ``start_timeout_ms`` at most."""
-        await wait_for_starts(self.consumer)
+        await self.consumer.wait_for_starts()
 
     @property
     def start_delays(self) -> str:
         """Sentence about partitions that are not read, because their start offset is unknown; empty without any."""
-        return start_delays_of(self.consumer)
+        return self.consumer.start_delays
 
     def statistics(self, started: Iterable[Record]) -> ConsumerStatistics | None:
         """Return the statistics of the consumer; None before its start."""
-        return statistics_of(self.consumer, started)
+        return self.consumer.statistics_with(started)
 
     @property
     def unreadable_batches(self) -> Mapping[TopicPartition, UnreadableBatch]:
         """Batches that cannot be read, at which partitions of the consumer wait."""
-        return unreadable_batches_of(self.consumer)
+        return self.consumer.unreadable_batches
 
     def group_view(self) -> MemberView:
         """Return the view of the consumer as a member of its group; the consumer must be started."""
-        return MemberView(self.consumer)
+        return self.consumer.group_view()
 
     async def stop(self) -> None:
         """Commit the finished records, and leave the group."""
@@ -280,14 +270,14 @@ class ConsumerSource:
         self._reader.halt(self.consumer.assignment())
 
 
-def _consumer_for(routes: Routes, options: Mapping[str, Any]) -> Consumer:
+def _consumer_for(routes: Routes, options: Mapping[str, Any]) -> SinkConsumer:
     """Return a consumer that is subscribed to the topics or patterns of ``routes``."""
     if routes.patterns:
         # Patterns are matched in the client even with KIP-848, because a pattern that the broker matches cannot exclude
         # the group's own retry and replay topics.
-        consumer = Consumer(**options)
-        subscribe_matching(consumer, routes.reads, "|".join(routes.patterns), own_topics=routes)
+        consumer = SinkConsumer(**options)
+        consumer.subscribe_matching(routes.reads, "|".join(routes.patterns), own_topics=routes)
     else:
-        consumer = Consumer(*sorted({*routes.topics, *routes.retries}), **options)
-        also_subscribe(consumer, routes.own_topics)
+        consumer = SinkConsumer(*sorted({*routes.topics, *routes.retries}), **options)
+        consumer.also_subscribe(routes.own_topics)
     return consumer

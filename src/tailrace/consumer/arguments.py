@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Literal, TypeAlias
 
-from tailrace.consumer.offsets.requests import is_offset
 from tailrace.consumer.positions.partition_spec import RequestedStart
-from tailrace.consumer.positions.start_positions import start_of
+from tailrace.consumer.positions.start_positions import is_offset, start_of
 from tailrace.consumer.topic_patterns import TopicPattern, checked_pattern
 from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.errors import ConfigurationError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from tailrace.config import ConsumerConfig
@@ -11,6 +12,8 @@ from tailrace.observe.hooks import Observer
 
 __all__ = ["ConsumerParts"]
 
+_numbers = itertools.count(1)
+
 
 class ConsumerParts:
     """Objects that the parts of one consumer share.
@@ -19,6 +22,7 @@ class ConsumerParts:
         config: current options. ``Consumer.reconfigure`` replaces them, so a part reads an option when it needs it.
         positions: state of the assigned partitions.
         metadata_refresher: refreshes the cluster metadata, and calls ``on_metadata``.
+        names: names of connections on a shared cluster that only this consumer uses.
     """
 
     def __init__(
@@ -28,6 +32,7 @@ class ConsumerParts:
         self.positions = Positions()
         self.metadata_refresher = MetadataRefresher(cluster, on_metadata)
         self._wakes: list[Callable[[], None]] = []
+        self.names: list[str] = []
 
     @property
     def isolation_level(self) -> int:
@@ -38,6 +43,11 @@ class ConsumerParts:
     def default_timeout_s(self) -> float:
         """Time limit in seconds of a call of the user, ``default_api_timeout_ms``."""
         return self.config.default_api_timeout_ms / 1000
+
+    def new_name(self) -> str:
+        """Return a name for connections that is unique in this process."""
+        self.names.append(f"{self.config.client_id}-{next(_numbers)}")
+        return self.names[-1]
 
     def on_change(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` at each ``changed``."""

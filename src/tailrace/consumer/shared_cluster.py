@@ -16,7 +16,7 @@ from tailrace.errors import ConsumerStateError
 from tailrace.net.cluster import Cluster
 from tailrace.observe.hooks import Hook, Observer
 
-__all__ = ["SharedCluster", "open_cluster_of"]
+__all__ = ["SharedCluster"]
 
 
 class SharedCluster:
@@ -38,7 +38,8 @@ class SharedCluster:
         self.options: dict[str, Any] = dict(options)
         check_names(self.options)
         resolve(self.options)
-        self._cluster: Cluster | None = None
+        self.cluster: Cluster | None = None
+        """Connected cluster; None before the start and after the stop. It is internal to tailrace."""
         self._is_stopped = False
 
     async def start(self) -> None:
@@ -49,7 +50,7 @@ class SharedCluster:
             BrokerConnectionError: no broker answers within ``start_timeout_ms``.
             AuthenticationError: the brokers refuse the credentials.
         """
-        if self._cluster is not None or self._is_stopped:
+        if self.cluster is not None or self._is_stopped:
             raise ConsumerStateError("this cluster was already started or stopped - create a new one")
         config = resolve(self.options)
         cluster = Cluster(config, Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id))
@@ -59,13 +60,14 @@ class SharedCluster:
         except BaseException:
             cluster.close()
             raise
-        self._cluster = cluster
+        self.cluster = cluster
 
     async def stop(self) -> None:
         """Close all connections; the consumers that use the cluster must be stopped first."""
         self._is_stopped = True
-        if self._cluster is not None:
-            self._cluster.close()
+        if self.cluster is not None:
+            self.cluster.close()
+            self.cluster = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -75,17 +77,3 @@ class SharedCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
-
-
-def open_cluster_of(shared: SharedCluster) -> Cluster:
-    """Return the cluster of a started SharedCluster.
-
-    Raises:
-        ConsumerStateError: the cluster is not started, or was stopped.
-    """
-    cluster = shared._cluster  # noqa: SLF001 - same module
-    if cluster is None or shared._is_stopped:  # noqa: SLF001
-        raise ConsumerStateError(
-            "the shared cluster is not started, or was stopped - enclose its consumers in `async with cluster`"
-        )
-    return cluster

@@ -240,8 +240,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _loop_of(source: Source) -> asyncio.AbstractEventLoop | None:
-    supervisor = source._supervisor if isinstance(source, App) else source._lifecycle.supervisor  # noqa: SLF001 - ours
-    return None if supervisor is None else supervisor.loop
+    return None if source.supervisor is None else source.supervisor.loop
 
 
 # ---- values ------------------------------------------------------------------------------------------------------

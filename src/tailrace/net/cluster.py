@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import copy
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NoReturn, TypeVar
 
@@ -18,6 +18,7 @@ import anyio
 
 from tailrace.awaitables import AutoResetEvent
 from tailrace.config import ConsumerConfig, split_address
+from tailrace.context_managers import contextmanager
 from tailrace.core.backoff import Backoff
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.error_codes import name_of
@@ -154,6 +155,16 @@ class Cluster:
     def unwatch(self, owner: object) -> None:
         """End ``watch(owner, ...)``; do nothing if ``watch`` was not called with ``owner``."""
         self._topics_by_owner.pop(owner, None)
+
+    @contextmanager
+    def watching(self, topics: Iterable[str] | None) -> Iterator[None]:
+        """Include ``topics``, or all topics if None, in each refresh in the context."""
+        owner = object()
+        self.watch(owner, topics)
+        try:
+            yield
+        finally:
+            self.unwatch(owner)
 
     @property
     def age_s(self) -> float:

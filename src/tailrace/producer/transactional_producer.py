@@ -35,7 +35,7 @@ from tailrace.errors import (
 from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
 from tailrace.net.connection import Connection
-from tailrace.net.topic_ids import partitions_of_recreated_topics
+from tailrace.net.offsets import partitions_of_recreated_topics
 from tailrace.producer.accumulator import ProducerSettings, TransactionAccumulator
 from tailrace.producer.publisher import Published
 from tailrace.producer.runtime import PartitionResolver, ProducerRuntime, new_cluster

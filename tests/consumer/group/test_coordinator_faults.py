@@ -68,7 +68,7 @@ def new_consumer(cluster):
 
 def coordinator_of(cluster, consumer, group):
     """Return the node that coordinates the group, as the consumer knows it."""
-    node_id = consumer._started.cluster.coordinator_id(group)
+    node_id = consumer._started.parts.cluster.coordinator_id(group)
     return next(node for node in cluster.nodes if node.node_id == node_id)
 
 

@@ -401,7 +401,7 @@ async def test_b13_a_final_commit_error_has_the_error_of_its_code_as_cause(witne
     async def cause_of(topic, code):
         async with witness_of.consumer(topic, group_id=f"{group}-{code}", **options) as consumer:
             await consumer.getone()
-            codes[consumer._started.cluster.topology.topic_id(topic)] = code
+            codes[consumer._started.parts.cluster.topology.topic_id(topic)] = code
             with pytest.raises(CommitFailedError, match=name_of(code)) as caught:
                 await consumer.commit()
         cause = caught.value.__cause__

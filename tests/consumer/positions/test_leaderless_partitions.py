@@ -43,7 +43,7 @@ async def test_a_seek_moves_each_partition_by_itself(kafka, group, call):
     async with kafka.consumer(group_id=group, hooks=[events], default_api_timeout_ms=5_000) as consumer:
         await consumer.assign(topic, at=2)
         with kafka.proxy.edit_answer(MetadataRequest, without_leader(topic, 1), times=None):
-            await consumer._started.cluster.refresh()
+            await consumer._started.parts.cluster.refresh()
             async with asyncio.timeout(20):
                 moved = await (consumer.seek_to_time(1) if call == "seek_to_time" else getattr(consumer, call)())
             delayed, health = events.of(StartOffsetDelayed), consumer.health()

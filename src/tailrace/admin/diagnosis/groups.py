@@ -6,6 +6,7 @@ answer, the facts that it would return are missing, and no exception is raised.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -23,9 +24,9 @@ from tailrace.admin.requests import ask_coordinator
 from tailrace.admin.topics import watched_topics
 from tailrace.errors import GroupAuthorizationFailedError, NotAConsumerGroupError, TailraceError, UnknownGroupError
 from tailrace.net.cluster import Cluster
+from tailrace.net.offsets import group_by_leader, list_offsets_of_leader
 from tailrace.protocol.groups import DescribeGroupsRequest
 from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED
-from tailrace.protocol.records import ListOffsetsPartition, ListOffsetsRequest
 from tailrace.records import TopicPartition
 
 __all__ = ["GroupState", "group_facts", "log_sizes", "read_group_state"]
@@ -131,23 +132,22 @@ async def _offsets(
     """Return the offsets at the timestamps ``wanted``; partitions whose leaders do not answer are missing."""
     found: dict[TopicPartition, int] = {}
     isolation_level = int(cluster.config.isolation_level == "read_committed")
-    by_leader: dict[int, list[ListOffsetsPartition]] = {}
-    for one, timestamp in wanted.items():
-        leader = cluster.topology.leader(one)
-        if leader is not None and leader.leader_id in node_ids:
-            by_leader.setdefault(leader.leader_id, []).append(ListOffsetsPartition(*one, timestamp))
+    by_leader_id, _ = group_by_leader(cluster, wanted)
 
-    async def ask(node_id: int, partitions: list[ListOffsetsPartition]) -> None:
-        request = ListOffsetsRequest(tuple(partitions), isolation_level=isolation_level)
-        try:
-            answer = await cluster.broker(node_id).send(request, timeout_s=timeout_s)
-        except TailraceError:
-            return
-        found.update({TopicPartition(o.topic, o.partition): o.offset for o in answer.partitions if not o.error_code})
+    async def ask(node_id: int, partitions: list[TopicPartition]) -> None:
+        with contextlib.suppress(TailraceError):
+            listed, _ = await list_offsets_of_leader(
+                cluster,
+                node_id,
+                {one: wanted[one] for one in partitions},
+                isolation_level=isolation_level,
+                timeout_s=timeout_s,
+            )
+            found.update({partition: one.offset for partition, one in listed.items()})
 
     async with anyio.create_task_group() as tasks:
-        for node_id, partitions in by_leader.items():
-            tasks.start_soon(ask, node_id, partitions)
+        for node_id in by_leader_id.keys() & set(node_ids):
+            tasks.start_soon(ask, node_id, by_leader_id[node_id])
     return found
 
 

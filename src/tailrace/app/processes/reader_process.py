@@ -34,8 +34,7 @@ from tailrace.app.processes.messages import (
     slice_of,
 )
 from tailrace.config import resolve
-from tailrace.consumer.consumer import Consumer
-from tailrace.consumer.record_sinks import attach_sink, topology_of
+from tailrace.consumer.sink_consumer import SinkConsumer
 from tailrace.core.cluster_metadata import is_other_log
 from tailrace.core.delivery.progress import Lease, Progress
 from tailrace.errors import TailraceError
@@ -136,18 +135,18 @@ class _ReaderProcess:
         options = dict(self._spec["options"])
         if self._spec["partitions"] is None:
             options["post_rebalance_callback"] = self._on_rebalance
-        self._consumer = consumer = Consumer(*self._spec["topics"], **options)
+        self._consumer = consumer = SinkConsumer(*self._spec["topics"], **options)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._listen, reader, tasks)
             async with consumer:
                 self._sent_records = _SentRecords(self._spec["window"])
-                self._reader, _ = attach_sink(consumer, self._sent_records)
+                self._reader, _ = consumer.attach_sink(self._sent_records)
                 await self._start_reading(consumer, options)
                 tasks.start_soon(self._run_sends)
                 await self._send_slices()
 
     def _on_rebalance(
-        self, consumer: Consumer, _old: object, new: Mapping[TopicPartition, int | None]
+        self, consumer: SinkConsumer, _old: object, new: Mapping[TopicPartition, int | None]
     ) -> dict[TopicPartition, int]:
         """Return the start offsets of assigned partitions that do not start at their committed offset."""
         self._has_assignment.set()
@@ -158,11 +157,11 @@ class _ReaderProcess:
             for partition, offset in overrides.items()
         }
 
-    def _is_recreated(self, consumer: Consumer, partition: TopicPartition) -> bool:
+    def _is_recreated(self, consumer: SinkConsumer, partition: TopicPartition) -> bool:
         """Return True if the parent's offset of ``partition`` belongs to a deleted topic of the same name."""
-        return is_other_log(self._spec["topic_ids"].get(partition), partition, topology_of(consumer))
+        return is_other_log(self._spec["topic_ids"].get(partition), partition, consumer.topology)
 
-    async def _start_reading(self, consumer: Consumer, options: Mapping[str, Any]) -> None:
+    async def _start_reading(self, consumer: SinkConsumer, options: Mapping[str, Any]) -> None:
         assigned: Mapping[TopicPartition, int | None] | None = self._spec["partitions"]
         start_offsets = []
         if assigned is not None:

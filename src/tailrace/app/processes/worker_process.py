@@ -181,7 +181,7 @@ class _WorkerProcess:
             return  # ``run`` raises the same error.
 
     async def _report_status(self, app: App) -> None:
-        supervisor = app._supervisor  # noqa: SLF001 - same package
+        supervisor = app.supervisor
         if supervisor is None:
             return
         await wait_for_any(supervisor.ready, supervisor.stopping)

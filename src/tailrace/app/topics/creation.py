@@ -20,8 +20,7 @@ from tailrace.admin.topics import create_topic
 from tailrace.app.topics.routes import Routes
 from tailrace.awaitables import resolve_call
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.consumer import Consumer
-from tailrace.consumer.record_sinks import refresh_metadata
+from tailrace.consumer.sink_consumer import SinkConsumer
 from tailrace.core.cluster_metadata import TopicInfo
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, BrokerError, UnknownTopicError, broker_error
@@ -214,7 +213,7 @@ class LaterTopics:
 
     async def after_rebalance(
         self,
-        consumer: Consumer,
+        consumer: SinkConsumer,
         old: Mapping[TopicPartition, int | None],
         new: Mapping[TopicPartition, int | None],
     ) -> Mapping[TopicPartition, int] | None:
@@ -226,7 +225,7 @@ class LaterTopics:
         if topics and await self._try_create(topics):
             self._checked |= topics
             # Without a refresh, the consumer would read the created replay topics only after metadata_max_age_ms.
-            refresh_metadata(consumer)
+            consumer.refresh_metadata()
         callback = self._config.post_rebalance_callback
         if callback is None:
             return None

@@ -35,7 +35,7 @@ __all__ = [
 
 
 class GroupView(Protocol):
-    """Membership, positions and committed offsets of a consumer; see ``consumer.member_view``."""
+    """Membership, positions and committed offsets of a consumer; see ``consumer.sink_consumer.MemberView``."""
 
     group_id: str
 

@@ -11,10 +11,10 @@ from tailrace.cli.dead_letters.marks import ReplayMarks
 from tailrace.cli.dead_letters.selection import DeadLetterFilter, DeadLetterPosition, position_of
 from tailrace.config import ConsumerOptions
 from tailrace.consumer.consumer import Consumer
-from tailrace.consumer.offsets.requests import LATEST, group_by_leader, list_offsets
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import ConfigurationError, ConsumerTimeoutError, UnknownTopicError, broker_error
 from tailrace.net.cluster import Cluster
+from tailrace.net.offsets import LATEST, list_offsets
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["DeadLetterReader", "partitions_of"]
@@ -137,30 +137,13 @@ class DeadLetterReader:
         if self._topic not in counts:
             raise await self._unknown_topic_error()
         partitions = [TopicPartition(self._topic, number) for number in range(counts[self._topic])]
-
-        async def request_ends() -> dict[int, int]:
-            by_leader_id, leaderless = group_by_leader(self._cluster, partitions)
-            errors = [broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{one} has no leader") for one in leaderless]
-            ends: dict[int, int] = {}
-            for leader_id, of_leader in by_leader_id.items():
-                requested = dict.fromkeys(of_leader, LATEST)
-                found, failures = await list_offsets(
-                    self._cluster, leader_id, requested, isolation_level=_READ_COMMITTED
-                )
-                errors += failures.values()
-                ends |= {one.partition: listed.offset for one, listed in found.items()}
-            if errors:
-                await self._cluster.refresh()
-                raise errors[0]
-            return ends
-
-        self._cluster.watch(self, [self._topic])
-        try:
-            return await self._cluster.retrying(
-                request_ends, timeout_s=self._timeout_s, what=f"finding the ends of {self._topic}"
-            )
-        finally:
-            self._cluster.unwatch(self)
+        ends = await list_offsets(
+            self._cluster,
+            dict.fromkeys(partitions, LATEST),
+            isolation_level=_READ_COMMITTED,
+            timeout_s=self._timeout_s,
+        )
+        return {one.partition: listed.offset for one, listed in ends.items()}
 
     async def _unknown_topic_error(self) -> UnknownTopicError:
         """Return an error that suggests similar topics and dead-letter topics."""

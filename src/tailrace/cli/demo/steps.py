@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from functools import partial
 
 from rich import box
 from rich.table import Table
@@ -23,9 +22,9 @@ from tailrace.cli.demo.publishing import FlightPublisher
 from tailrace.cli.local_broker import local_broker
 from tailrace.cli.screen import Screen, count, megabytes, per_second
 from tailrace.config import ConsumerOptions, resolve
-from tailrace.consumer.offsets.requests import committed_offsets
 from tailrace.errors import ConfigurationError, TailraceError
 from tailrace.net.cluster import Cluster
+from tailrace.net.offsets import committed_offsets
 from tailrace.producer.producer import Producer
 from tailrace.records import TopicPartition
 from tailrace.signals import run
@@ -309,8 +308,7 @@ class Demo:
 
     async def _committed(self, cluster: Cluster) -> dict[int, int]:
         partitions = [TopicPartition(self.name, partition) for partition in range(PARTITIONS)]
-        fetch = partial(committed_offsets, cluster, self.name, partitions)
-        found = await cluster.retrying(fetch, timeout_s=30, what="reading the committed offsets")
+        found = await committed_offsets(cluster, self.name, partitions, timeout_s=30)
         return {partition.partition: committed.offset for partition, committed in found.items()}
 
     def _report(self, committed: dict[int, int]) -> bool:

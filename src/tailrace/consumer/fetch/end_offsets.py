@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 import anyio
 
 from tailrace.consumer.fetch.plan import FetchPlan
-from tailrace.consumer.offsets.requests import group_by_leader, list_offsets
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.core.delivery.positions import Position
 from tailrace.core.start_point import LATEST
 from tailrace.errors import BrokerConnectionError, MalformedMessageError
+from tailrace.net.offsets import group_by_leader, list_offsets_of_leader
 from tailrace.records import TopicPartition
 
 __all__ = ["EndOffsetRefresher", "positions_without_fetch"]
@@ -70,7 +70,7 @@ class EndOffsetRefresher:
     async def _request(self, leader_id: int, partitions: list[TopicPartition]) -> None:
         before = {one.partition: (one.epoch, one.last_stable_offset) for one in self._parts.positions.of(partitions)}
         try:
-            found, refused = await list_offsets(
+            found, refused = await list_offsets_of_leader(
                 self._parts.cluster,
                 leader_id,
                 dict.fromkeys(before, LATEST),

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -20,11 +19,12 @@ from tailrace.awaitables import resolve_call
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.group.machine import Partitions
 from tailrace.consumer.offsets.committer import Committer
-from tailrace.consumer.offsets.requests import committed_offsets, is_offset
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
+from tailrace.consumer.positions.start_positions import is_offset
 from tailrace.context_managers import contextmanager
 from tailrace.errors import RebalanceError
+from tailrace.net.offsets import committed_offsets
 from tailrace.observe.events import (
     DrainTimedOut,
     OffsetOverrideRejected,
@@ -139,10 +139,8 @@ class AssignmentReconciler:
             position.assigned_topic_id = topic_ids.get(position.partition.topic)
         # Partitions that were reported to the listener already have start positions, even after a canceled takeover.
         unreported = added - self._reported
-        committed = await self._cluster.retrying(
-            partial(committed_offsets, self._cluster, self._group_id, unreported),
-            timeout_s=self._config.max_poll_interval_ms / 1000,
-            what=f"reading the committed offsets of group {self._group_id!r}",
+        committed = await committed_offsets(
+            self._cluster, self._group_id, unreported, timeout_s=self._config.max_poll_interval_ms / 1000
         )
         for position in self._positions.of(unreported):
             # A seek of the user, or a takeover that was canceled, may have set a start.

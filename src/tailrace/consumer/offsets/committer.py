@@ -21,7 +21,6 @@ from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.error_reactions import ErrorReactions
 from tailrace.consumer.offsets.commits import CommitClock, Commits, CommitSnapshot
-from tailrace.consumer.offsets.requests import coordinator_timeout_s, partitions_of_outdated_topics, with_topic_ids
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.context_managers import asynccontextmanager
 from tailrace.core.cluster_metadata import is_other_log
@@ -32,11 +31,11 @@ from tailrace.errors import (
     BrokerError,
     CommitFailedError,
     GroupError,
-    MalformedMessageError,
     TailraceError,
     TopicRecreatedError,
     broker_error,
 )
+from tailrace.net.offsets import commit_once
 from tailrace.observe.events import (
     CommitCallbackFailed,
     CommitFailed,
@@ -46,7 +45,8 @@ from tailrace.observe.events import (
     OffsetsCommitted,
     TopicRecreated,
 )
-from tailrace.protocol.groups import CommitOffset, OffsetCommitRequest
+from tailrace.protocol.groups import CommitOffset
+from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import OffsetAndMetadata, TopicPartition
 from tailrace.user_exceptions import error_text
 
@@ -77,7 +77,7 @@ class Committer:
     ) -> None:
         config = self._config = parts.config
         assert config.group_id is not None
-        self._group_id = config.group_id
+        self.group_id = config.group_id
         self._cluster, self._observer, self._reader = parts.cluster, parts.observer, reader
         self._on_recreated = on_recreated
         self._commits = Commits(parts.positions, max_bytes=config.offset_metadata_max_bytes, writer=config.client_id)
@@ -131,7 +131,7 @@ class Committer:
         except (GroupError, BrokerError) as error:
             may_succeed = isinstance(error, CommitFailedError | BrokerError) and error.retriable
             took_s = loop.time() - began_at
-            self._observer.emit(CommitFailed(self._group_id, str(error), will_retry and may_succeed, error, took_s))
+            self._observer.emit(CommitFailed(self.group_id, str(error), will_retry and may_succeed, error, took_s))
             if not isinstance(error, CommitFailedError) or error is self._out_of_retries:
                 self._reader.report(error)
 
@@ -203,7 +203,7 @@ class Committer:
             async with asyncio.timeout(self._config.default_api_timeout_ms / 1000):
                 await resolve_call(callback(offsets, error), "offset_commit_callback")
         except Exception as raised:  # noqa: BLE001 - the user's function may raise anything
-            self._observer.emit(CommitCallbackFailed(self._group_id, error_text(raised), raised))
+            self._observer.emit(CommitCallbackFailed(self.group_id, error_text(raised), raised))
 
     def _restart_clock(self, now: float, finished: int) -> None:
         """Restart the interval and the record count of the next automatic commit."""
@@ -271,7 +271,7 @@ class Committer:
         missing = gone | recreated
         committed = {partition: one.offset for partition, one in snapshot.offsets.items() if partition not in missing}
         if committed or not recreated:
-            self._observer.emit(OffsetsCommitted(self._group_id, committed, loop.time() - began_at))
+            self._observer.emit(OffsetsCommitted(self.group_id, committed, loop.time() - began_at))
         if recreated:
             raise TopicRecreatedError(recreated)
         if gone:
@@ -298,45 +298,23 @@ class Committer:
         identity = self._identity()
         if identity is None:
             raise CommitFailedError(
-                f"this consumer belongs to no generation of group {self._group_id!r}, so it cannot commit: the group is"
+                f"this consumer belongs to no generation of group {self.group_id!r}, so it cannot commit: the group is"
                 " rebalancing, or has removed this member - commit again after the next assignment",
                 retriable=False,
             )
-        request = OffsetCommitRequest(
-            self._group_id,
-            tuple(with_topic_ids(entries.values(), self._cluster.topology)),
-            generation_id=identity.generation,
-            member_id=identity.member_id,
-            group_instance_id=identity.instance_id,
+        loop, topology = asyncio.get_running_loop(), self._cluster.topology
+        await self._cluster.coordinator(self.group_id)
+        sent_at = loop.time()
+        codes = await commit_once(
+            self._cluster,
+            self.group_id,
+            [
+                one if one.topic_id != NO_TOPIC_ID else replace(one, topic_id=topology.topic_id(one.topic))
+                for one in entries.values()
+            ],
+            identity,
         )
-        try:
-            coordinator = await self._cluster.coordinator(self._group_id)
-            sent_at = asyncio.get_running_loop().time()
-            if outdated := await partitions_of_outdated_topics(
-                coordinator, request, entries, coordinator_timeout_s(self._config)
-            ):
-                await self._check_unknown_topics(outdated, snapshot, left, recreated)
-                if not left.keys().isdisjoint(outdated):
-                    raise broker_error(
-                        ErrorCode.UNKNOWN_TOPIC_ID,
-                        f"{outdated[0]}: the topic has another id since its records were read",
-                    )
-                await self._send(snapshot, left, recreated)
-                return
-            answer = await coordinator.send(request, timeout_s=coordinator_timeout_s(self._config))
-        except BrokerConnectionError as error:
-            self._cluster.forget_coordinator(self._group_id, str(error))
-            raise
-        except MalformedMessageError as error:
-            self._cluster.forget_coordinator(self._group_id, str(error))
-            raise BrokerConnectionError(str(error)) from error
-        took_s = asyncio.get_running_loop().time() - sent_at
-        self._observer.emit(GroupRequestCompleted(self._group_id, "Commit", took_s))
-        names = {one.topic_id: one.topic for one in request.partitions}
-        codes = {
-            TopicPartition(one.topic or names.get(one.topic_id, ""), one.partition): one.error_code
-            for one in answer.partitions
-        }
+        self._observer.emit(GroupRequestCompleted(self.group_id, "Commit", loop.time() - sent_at))
         accepted = [partition for partition in entries if codes.get(partition) == ErrorCode.NONE]
         self._commits.note_stored(snapshot, accepted, {one for one in accepted if not left[one].metadata})
         for partition in accepted:
@@ -429,7 +407,7 @@ class Committer:
             )
         match self._reactions.reaction_to(code, GroupRequestKind.COMMIT):
             case GroupReaction.FIND_COORDINATOR:
-                self._cluster.forget_coordinator(self._group_id, name_of(code))
+                self._cluster.forget_coordinator(self.group_id, name_of(code))
                 raise broker_error(ErrorCode.NOT_COORDINATOR, f"{partition} was not committed")
             case GroupReaction.RETRY:
                 if code == ErrorCode.STALE_MEMBER_EPOCH:

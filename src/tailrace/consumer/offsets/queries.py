@@ -6,17 +6,14 @@ Each query has a timeout. A query of log offsets of an unknown topic fails after
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
 
-import anyio
-
-from tailrace.consumer.offsets.requests import committed_offsets, group_by_leader, list_offsets
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.core.offset_map import decode_metadata
 from tailrace.core.start_point import EARLIEST, LATEST
 from tailrace.error_codes import TRANSIENT, ErrorCode
-from tailrace.errors import BrokerError, TailraceError, UnknownPartitionError, broker_error
+from tailrace.errors import UnknownPartitionError, broker_error
 from tailrace.net.cluster import Cluster
+from tailrace.net.offsets import committed_offsets, list_offsets
 from tailrace.protocol.records import ListedOffset
 from tailrace.records import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
@@ -88,23 +85,17 @@ class OffsetQueries:
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return a group's committed offsets with the stored metadata, which may contain offset maps."""
-        return await self._cluster.retrying(
-            partial(committed_offsets, self._cluster, group_id, list(partitions)),
-            timeout_s=self._parts.default_timeout_s,
-            what=f"reading the committed offsets of group {group_id!r}",
+        return await committed_offsets(
+            self._cluster, group_id, list(partitions), timeout_s=self._parts.default_timeout_s
         )
 
     async def topics(self) -> frozenset[str]:
         """Return the names of all topics that this client may describe; see ``exclude_internal_topics``."""
-        token = object()
-        self._cluster.watch(token, None)
-        try:
+        with self._cluster.watching(None):
             await self._cluster.retrying(
                 self._cluster.refresh, timeout_s=self._parts.default_timeout_s, what="listing the topics"
             )
             topology = self._cluster.topology
-        finally:
-            self._cluster.unwatch(token)
         return frozenset(
             name for name, topic in topology.topics.items() if not (topic.is_internal and topology.hides_internal)
         )
@@ -112,14 +103,10 @@ class OffsetQueries:
     async def partitions_of(self, topics: Iterable[str]) -> dict[str, list[int]]:
         """Return the partition numbers of topics; raise the same errors as ``check_topics``."""
         names = frozenset(topics)
-        token = object()
-        self._cluster.watch(token, names)
-        try:
+        with self._cluster.watching(names):
             if names - self._cluster.topology.topics.keys():
                 await self._retrying(self._cluster.refresh, "looking for the topics")
             await self._retrying(lambda: check_topics(self._cluster, names), "looking for the topics")
-        finally:
-            self._cluster.unwatch(token)
         found = self._cluster.topology.topics
         return {name: sorted(found[name].partitions) for name in names if name in found}
 
@@ -134,12 +121,9 @@ class OffsetQueries:
         existing = await self.partitions_of(topics)
         if any(one.partition not in existing.get(one.topic, ()) for one in wanted):
             # The topic may have grown since the last refresh.
-            self._cluster.watch(token := object(), topics)
-            try:
+            with self._cluster.watching(topics):
                 await self._retrying(self._cluster.refresh, "looking for the partitions")
                 existing = await self.partitions_of(topics)
-            finally:
-                self._cluster.unwatch(token)
         for one in wanted:
             numbers = existing.get(one.topic, ())
             if one.partition not in numbers:
@@ -151,50 +135,13 @@ class OffsetQueries:
     async def _list(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
         if not wanted:
             return {}
-        found: dict[TopicPartition, ListedOffset] = {}
-        token = object()
-        # The topics are watched until the end, because each attempt looks up the leaders again.
-        self._cluster.watch(token, {one.topic for one in wanted})
-        try:
-            await self.check_partitions(wanted)
-            await self._cluster.retrying(
-                lambda: self._request_missing(wanted, found),
-                timeout_s=self._parts.default_timeout_s,
-                what="listing offsets",
-            )
-        finally:
-            self._cluster.unwatch(token)
-        return {partition: found[partition] for partition in wanted}
-
-    async def _request_missing(
-        self, wanted: Mapping[TopicPartition, int], found: dict[TopicPartition, ListedOffset]
-    ) -> None:
-        """Request the offsets that ``found`` lacks from all leaders concurrently, and add them to ``found``."""
-        by_leader_id, leaderless = group_by_leader(self._cluster, wanted.keys() - found.keys())
-        failures: list[TailraceError] = []
-        level = self._parts.isolation_level
-
-        async def ask(leader_id: int, partitions: list[TopicPartition]) -> None:
-            try:
-                timestamps = {partition: wanted[partition] for partition in partitions}
-                listed, refused = await list_offsets(self._cluster, leader_id, timestamps, isolation_level=level)
-            except TailraceError as error:
-                failures.append(error)
-            else:
-                found.update(listed)
-                failures.extend(refused.values())
-
-        async with anyio.create_task_group() as tasks:
-            for leader_id, partitions in by_leader_id.items():
-                tasks.start_soon(ask, leader_id, partitions)
-        if leaderless:
-            names = ", ".join(sorted(map(str, leaderless)))
-            failures.append(broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{names}: there is no leader now"))
-        if failures:
-            final = [error for error in failures if isinstance(error, BrokerError) and not error.retriable]
-            if not final:
-                await self._cluster.refresh()
-            raise (final or failures)[0]
+        await self.check_partitions(wanted)
+        return await list_offsets(
+            self._cluster,
+            wanted,
+            isolation_level=self._parts.isolation_level,
+            timeout_s=self._parts.default_timeout_s,
+        )
 
     async def _retrying(self, attempt: Callable[[], Awaitable[None]], what: str) -> None:
         await self._cluster.retrying(attempt, timeout_s=min(self._parts.default_timeout_s, TOPIC_GRACE_S), what=what)

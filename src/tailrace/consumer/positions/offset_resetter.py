@@ -12,7 +12,6 @@ import anyio
 
 from tailrace.awaitables import AutoResetEvent
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.consumer.offsets.requests import group_by_leader, list_offsets
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.start_positions import StartPositions, now_ms
 from tailrace.core.backoff import Backoff
@@ -21,6 +20,7 @@ from tailrace.core.delivery.positions import Position
 from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, BrokerError, MalformedMessageError, TailraceError
+from tailrace.net.offsets import group_by_leader, list_offsets_of_leader
 from tailrace.observe.events import OffsetReset, StartOffsetDelayed, StartOffsetFound
 from tailrace.protocol.records import ListedOffset
 from tailrace.records import TopicPartition
@@ -77,7 +77,7 @@ class OffsetResetter:
     """Looks up the start offset of each position that waits for one (``Position.reset_to``)."""
 
     def __init__(self, parts: ConsumerParts, reader: Reader, start_positions: StartPositions) -> None:
-        self._parts, self._reader, self.start_positions = parts, reader, start_positions
+        self._parts, self.reader, self.start_positions = parts, reader, start_positions
         self._cluster, self._positions, self._observer = parts.cluster, parts.positions, parts.observer
         self._backoff = Backoff.of_ms(parts.config.retry_backoff_ms, parts.config.retry_backoff_max_ms)
         self._wakeup = AutoResetEvent()
@@ -206,7 +206,7 @@ class OffsetResetter:
         while is_answered and (wanted := _timestamps(lookups)):
             found: dict[TopicPartition, ListedOffset] = {}
             try:
-                found, errors = await list_offsets(
+                found, errors = await list_offsets_of_leader(
                     self._cluster, leader_id, wanted, isolation_level=self._parts.isolation_level
                 )
             except (BrokerConnectionError, MalformedMessageError) as error:
@@ -243,7 +243,7 @@ class OffsetResetter:
         for error in refused.values():
             has_recurred = error.code == ErrorCode.UNKNOWN_SERVER_ERROR and failures >= _MAX_SERVER_ERRORS
             if not error.retriable or has_recurred:
-                self._reader.report(error)
+                self.reader.report(error)
         self._wake_waiters()
         self._parts.metadata_refresher.ask()
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from tailrace.config import OffsetReset
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
@@ -23,7 +23,7 @@ from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.errors import ConfigurationError, OffsetOutOfRangeError
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
-__all__ = ["StartPositions", "Time", "now_ms", "start_at_time", "start_by_policy", "start_of"]
+__all__ = ["StartPositions", "Time", "is_offset", "now_ms", "start_at_time", "start_by_policy", "start_of"]
 
 # ---- conversion of start points and times from the forms that users pass; the wall clock -----------------------------
 
@@ -58,6 +58,11 @@ def start_at_time(when: object) -> StartPoint:
     )
 
 
+def is_offset(given: object) -> TypeGuard[int]:
+    """Return True if ``given`` is a valid offset: a non-negative integer of at most 63 bits."""
+    return isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 63
+
+
 def start_of(given: object) -> RequestedStart:
     """Return the requested start for ``given``; None for "committed".
 
@@ -71,7 +76,7 @@ def start_of(given: object) -> RequestedStart:
         return StartPoint(StartFrom(given))
     if isinstance(given, dt.datetime | dt.timedelta):
         return start_at_time(given)
-    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 63:
+    if is_offset(given):
         return given
     raise ConfigurationError(
         "a start must be an offset, 'earliest', 'latest', 'committed', a datetime with a time zone, or a timedelta"
