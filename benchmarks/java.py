@@ -14,7 +14,7 @@ import psutil
 
 from benchmarks.run import WARM_UP_S, Run, peak_memory
 from tailrace.embedded import jars
-from tailrace.embedded.java import find_java
+from tailrace.embedded.jars import find_java
 
 _TOOLS = (f"org.apache.kafka:kafka-tools:{jars.KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36")
 _MAIN = "org.apache.kafka.tools.ConsumerPerformance"

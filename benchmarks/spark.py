@@ -21,7 +21,7 @@ from tailrace import App
 from tailrace.cli.local_broker import local_broker
 from tailrace.cli.screen import Screen, count
 from tailrace.spark import SparkPipeline, spark_session
-from tailrace.spark.worker.records import columns_for
+from tailrace.spark.worker.rows import columns_for
 
 PROMISED = 0.8
 """Minimum ratio of the throughput of tailrace to that of ``mapInArrow`` with all columns."""

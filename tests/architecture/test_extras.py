@@ -18,7 +18,7 @@ BESIDE = {"tailrace", "py4j", "rich"}
 @pytest.mark.parametrize(
     ("extra", "places"),
     [
-        ("spark", ("tailrace/spark/", "tailrace/embedded/jars.py", "tailrace/embedded/java.py")),
+        ("spark", ("tailrace/spark/", "tailrace/embedded/jars.py")),
         ("testing", ("tailrace/embedded/", "tailrace/testing/")),
     ],
 )

@@ -241,7 +241,7 @@ def test_tasks_are_created_in_known_modules(modules):
 
 
 # Modules with positions that have no reset policy.
-OTHER_POSITIONS = {"tailrace/spark/worker/arrow_source.py", "tailrace/testing/log_source.py"}
+OTHER_POSITIONS = {"tailrace/spark/worker/task_runner.py", "tailrace/testing/topic_log.py"}
 
 
 def test_one_module_of_the_consumer_starts_and_resets_positions(modules):
@@ -311,7 +311,7 @@ WALL_CLOCK = {
         "app/sources",
         "consumer/positions/start_positions",
         "integrations/opentelemetry",
-        "spark/worker/arrow_source",
+        "spark/worker/task_runner",
     )
 }
 

@@ -38,7 +38,6 @@ SMALL = {
     "tailrace/integrations/messaging_conventions.py": "names that the public module beside it must not export",
     "tailrace/spark/sinks.py": "public module",
     "tailrace/testing/cluster.py": "public module",
-    "tailrace/testing/connection_pair.py": "sockets of the fault proxy, which has another story",
 }
 
 # Documented by asyncio, which calls them.

@@ -9,8 +9,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tailrace.embedded.cluster import EXTERNAL_BROKERS
-from tailrace.embedded.server import EmbeddedServer
+from tailrace.embedded.cluster import EXTERNAL_BROKERS, EmbeddedServer
 from tailrace.testing import KafkaCluster
 
 pytestmark = pytest.mark.xdist_group("embedded-cluster")  # they share brokers

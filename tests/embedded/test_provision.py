@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from tailrace.embedded import cluster, jars
 from tailrace.embedded.cluster import ContainerBroker
-from tailrace.embedded.java import find_java, major_version
+from tailrace.embedded.jars import find_java, major_version
 from tailrace.installation import install_hint
 from tailrace.testing import KafkaNotAvailableError, KafkaServer, KafkaServerError
 

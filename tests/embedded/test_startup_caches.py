@@ -63,7 +63,7 @@ def test_starts_use_the_caches_of_earlier_starts(cache, temporary):
 
 def test_other_brokers_have_their_own_formatted_file(cache):
     """The formatted file is cached for each version, configuration and SCRAM mechanism."""
-    from tailrace.embedded.storage import checkpoint_cache_path  # noqa: PLC0415 - of this cache
+    from tailrace.embedded.node import checkpoint_cache_path  # noqa: PLC0415 - of this cache
 
     kinds = [("4.3.0", None, {}), ("4.2.0", None, {}), ("4.3.0", "SCRAM-SHA-256", {}), ("4.3.0", None, {"a": 1})]
 

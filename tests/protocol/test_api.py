@@ -36,7 +36,7 @@ from tailrace.protocol.handshake import ApiVersionRange, ApiVersionsRequest, Api
 from tailrace.protocol.message import Api, read_request_header
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataTopic
 from tailrace.protocol.records import ListOffsetsRequest, OffsetForLeaderEpochRequest
-from tailrace.testing.apis import APIS
+from tailrace.testing.faults import APIS
 from tests.support.protocol.message_strategies import requests, responses
 
 SPOKEN = [pytest.param(api, version, id=f"{api.name}-v{version}") for api in APIS for version in api.versions]

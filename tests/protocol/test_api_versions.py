@@ -20,7 +20,7 @@ from tailrace.protocol.groups import (
 from tailrace.protocol.handshake import CONSUMING, ApiVersionRange, ApiVersionsResponse, BrokerVersions, api_of
 from tailrace.protocol.metadata import MetadataRequest
 from tailrace.protocol.records import FetchRequest
-from tailrace.testing.apis import APIS, api_by_key
+from tailrace.testing.faults import APIS, api_by_key
 
 
 def offered(**ranges: tuple[int, int]) -> BrokerVersions:

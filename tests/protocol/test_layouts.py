@@ -15,7 +15,7 @@ from tailrace.protocol.encoding.codec import (
     layout,
 )
 from tailrace.protocol.groups import MemberAssignment, MemberSubscription
-from tailrace.testing.apis import APIS
+from tailrace.testing.faults import APIS
 from tests.support.protocol.kafka_schemas import SchemaField, definition, fields_of, is_flexible
 
 NAMES = {

@@ -16,7 +16,7 @@ from tailrace.protocol.groups import JoinGroupRequest, LeaveGroupRequest, Offset
 from tailrace.protocol.message import read_request_header
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from tailrace.protocol.records import FetchedPartition, FetchRequest, FetchResponse
-from tailrace.testing.apis import APIS
+from tailrace.testing.faults import APIS
 from tests.support.protocol.message_strategies import requests, responses
 
 VERSIONS = [pytest.param(api, id=api.name) for api in APIS]

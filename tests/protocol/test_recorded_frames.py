@@ -34,7 +34,7 @@ from tailrace.protocol.message import Api, read_request_header
 from tailrace.protocol.metadata import MetadataRequest
 from tailrace.protocol.records import OffsetForLeaderEpochRequest, ProduceRequest
 from tailrace.protocol.transactions import EndTxnRequest, InitProducerIdRequest, TxnOffsetCommitRequest
-from tailrace.testing.apis import api_by_key
+from tailrace.testing.faults import api_by_key
 
 
 class Recorded(NamedTuple):

@@ -18,12 +18,11 @@ from tailrace.app.substitution import settings_of
 from tailrace.config import resolve
 from tailrace.core.offset_map import OffsetMap
 from tailrace.spark import SparkPipeline
-from tailrace.spark.error_lines import line_of
 from tailrace.spark.handler_selection import select_handlers
 from tailrace.spark.offsets.ranges import next_ends, offsets_left, offsets_of, partition_start, spark_json
 from tailrace.spark.offsets.start_offsets import StartOffsets, ends_at
 from tailrace.spark.offsets.store import remaining_map
-from tailrace.spark.session.kafka_options import check_source_options, source_options
+from tailrace.spark.session import check_source_options, line_of, source_options
 from tailrace.spark.streaming import trigger_of
 from tailrace.spark.worker.shipment import import_path_of, pack, unpack
 

@@ -23,7 +23,7 @@ from tailrace.observe.events import CommitFailed, OffsetReset
 from tailrace.observe.hooks import Observer
 from tailrace.spark import streaming
 from tailrace.spark.offsets.store import PartitionCommit, SparkOffsetStore
-from tailrace.spark.session.kafka_options import check_source
+from tailrace.spark.session import check_source
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from tailrace.cli import main
 from tailrace.embedded import jars
-from tailrace.embedded.java import find_java
+from tailrace.embedded.jars import find_java
 from tailrace.net.cluster import Cluster
 from tailrace.testing import KafkaServer
 

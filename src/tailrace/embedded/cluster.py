@@ -29,8 +29,8 @@ import anyio
 
 from tailrace.config import split_address
 from tailrace.embedded import jars, run_folders
-from tailrace.embedded.java import find_java
-from tailrace.embedded.node import BrokerNode
+from tailrace.embedded.jars import find_java
+from tailrace.embedded.node import BrokerNode, checkpoint_cache_path, new_id
 from tailrace.embedded.settings import (
     ConnectionOptions,
     ListenerSecurity,
@@ -40,16 +40,15 @@ from tailrace.embedded.settings import (
     listener_security,
     server_properties,
 )
-from tailrace.embedded.storage import checkpoint_cache_path, new_id
 from tailrace.embedded.topic_admin import TopicAdmin, new_topic
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerError, ConfigurationError, KafkaNotAvailableError, KafkaServerError, broker_error
 from tailrace.installation import install_hint
 from tailrace.values import robust_repr
 
-__all__ = ["EXTERNAL_BROKERS", "ContainerBroker", "EmbeddedCluster", "free_ports", "is_free"]
+__all__ = ["EXTERNAL_BROKERS", "ContainerBroker", "EmbeddedCluster", "EmbeddedServer", "free_ports", "is_free"]
 
-# ---- broker in a container, used if Docker runs and Java or the broker's jars are not available ----------------------
+# ---- container -------------------------------------------------------------------------------------------------------
 
 _LOCAL_HOSTS = {"localhost", "127.0.0.1"}
 
@@ -93,7 +92,7 @@ class ContainerBroker:
             self._container.stop()
 
 
-# ---- ports for brokers -----------------------------------------------------------------------------------------------
+# ---- ports -----------------------------------------------------------------------------------------------------------
 
 _RANGE = range(20_000, 32_000)
 """Ports below the range of ephemeral ports, from which operating systems choose ports of outgoing connections."""
@@ -130,7 +129,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-# ---- embedded Kafka cluster for the duration of a ``with`` block -----------------------------------------------------
+# ---- cluster ---------------------------------------------------------------------------------------------------------
 
 EXTERNAL_BROKERS = "TAILRACE_TEST_BOOTSTRAP_SERVERS"
 """Name of the environment variable with the addresses of running brokers to use instead of embedded brokers."""
@@ -541,3 +540,64 @@ class EmbeddedCluster:
 
 def _do_nothing() -> None:
     """Do nothing; used as ``_unregister_exit_callback`` while no exit callback is registered."""
+
+
+# ---- single broker ---------------------------------------------------------------------------------------------------
+
+
+class EmbeddedServer(EmbeddedCluster):
+    """Single Kafka broker, started and stopped by ``with`` or ``async with``.
+
+    Args:
+        port: port of the client listener; None for any free port.
+
+    The other options are documented in ``EmbeddedCluster``.
+    """
+
+    def __init__(  # noqa: PLR0913 - options of a test's broker
+        self,
+        *,
+        security: Security = "PLAINTEXT",
+        tls: bool = False,
+        config: Mapping[str, str | float] | None = None,
+        version: str = jars.KAFKA_VERSION,
+        advertise: Callable[[int, int], int] | None = None,
+        progress: jars.Progress | None = None,
+        port: int | None = None,
+    ) -> None:
+        super().__init__(
+            1, security=security, tls=tls, config=config, version=version, advertise=advertise, progress=progress
+        )
+        self._port = port
+
+    @property
+    def node(self) -> BrokerNode:
+        """Broker process.
+
+        Raises:
+            KafkaServerError: this object has not started the broker, or uses an external broker or a container.
+        """
+        return self._started_nodes[0]
+
+    def stop(self) -> None:
+        """Stop the broker (SIGTERM) and keep its data; ``restart`` starts it again."""
+        self.node.stop()
+
+    def kill(self) -> None:
+        """Kill the broker (SIGKILL) and keep its data; ``restart`` starts it again."""
+        self.node.kill()
+
+    def pause(self) -> None:
+        """Pause the broker (SIGSTOP): its sockets stay open, but it answers no requests."""
+        self.node.pause()
+
+    def resume(self) -> None:
+        """Resume the broker (SIGCONT)."""
+        self.node.resume()
+
+    def restart(self, node: BrokerNode | None = None) -> None:
+        """Stop the broker if it runs, start it on the same port with its data, and wait until it is ready.
+
+        ``node`` can be omitted, because there is only one broker.
+        """
+        super().restart(node or self.node)

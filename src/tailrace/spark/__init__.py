@@ -3,9 +3,9 @@
 Needs the extra ``tailrace[spark]``.
 """
 
+from tailrace.spark.backfill import BackfillProgress, BackfillReport, GroupStatus
 from tailrace.spark.pipeline import SparkPipeline
-from tailrace.spark.reports import BackfillProgress, BackfillReport, GroupStatus
-from tailrace.spark.session.spark_session import spark_session
+from tailrace.spark.session import spark_session
 from tailrace.spark.sinks import delta_table, overwritten_folders
 from tailrace.spark.streaming import SparkQuery
 

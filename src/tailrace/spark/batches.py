@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from tailrace.core.offset_map import OffsetMap
 from tailrace.records import TopicPartition
 from tailrace.spark.handler_selection import SelectedHandlers
-from tailrace.spark.worker.records import columns_for
-from tailrace.spark.worker.rows import columns_of
-from tailrace.spark.worker.shipment import Shipment
-from tailrace.spark.worker.shipped_maps import ShippedMaps
+from tailrace.spark.worker.rows import columns_for, columns_of
+from tailrace.spark.worker.shipment import Shipment, ShippedMaps
 from tailrace.spark.worker.task_metrics import METRICS_COLUMN, TaskMetrics
 from tailrace.spark.worker.task_runner import task_function
 

@@ -18,17 +18,23 @@ from tailrace.error_codes import ErrorCode
 from tailrace.errors import ConfigurationError, CorruptCheckpointError, UnknownTopicError
 from tailrace.observe.events import CheckpointAbandoned
 from tailrace.observe.hooks import Hook, Observer
-from tailrace.spark.active_runs import claim, finish_ended_queries, release
-from tailrace.spark.backfill import Backfill
+from tailrace.spark.backfill import Backfill, BackfillReport, GroupStatus, OnProgress, progress_reporter
 from tailrace.spark.batches import BatchRunner, Sink
 from tailrace.spark.handler_selection import SelectedHandlers, select_handlers
 from tailrace.spark.offsets.checkpoint import Checkpoint, PipelineState, check_matches, partition_of
-from tailrace.spark.offsets.resume import Resumption, decide_resumption, next_number
-from tailrace.spark.offsets.start_offsets import Since, Until, ends_at, start_offsets_after, start_offsets_of
+from tailrace.spark.offsets.start_offsets import (
+    Resumption,
+    Since,
+    Until,
+    decide_resumption,
+    ends_at,
+    next_number,
+    start_offsets_after,
+    start_offsets_of,
+)
 from tailrace.spark.offsets.store import ClusterState, SparkOffsetStore
-from tailrace.spark.reports import BackfillReport, GroupStatus, OnProgress, progress_reporter
-from tailrace.spark.session.kafka_options import check_source, check_source_options, source_options
-from tailrace.spark.streaming import SparkQuery, Stage, Trigger, start_stream
+from tailrace.spark.session import check_source, check_source_options, source_options
+from tailrace.spark.streaming import SparkQuery, Stage, Trigger, claim, finish_ended_queries, release, start_stream
 from tailrace.spark.worker.rows import result_type
 from tailrace.spark.worker.shipment import Shipment, import_path_of, pack
 

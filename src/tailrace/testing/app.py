@@ -33,9 +33,7 @@ from tailrace.observe.events import BatchFailedPermanently, Event, HandlerFailed
 from tailrace.observe.hooks import Observer
 from tailrace.producer.publisher import Publisher
 from tailrace.records import Record, TopicPartition
-from tailrace.testing.log_source import LogSource
-from tailrace.testing.log_transactions import transactional_source
-from tailrace.testing.topic_log import TopicLog
+from tailrace.testing.topic_log import LogSource, TopicLog, transactional_source
 from tailrace.testing.virtual_time import VirtualTime, virtual_time_of
 
 __all__ = ["TestApp"]

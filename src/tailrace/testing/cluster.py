@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tailrace.embedded import cluster, server
+from tailrace.embedded import cluster
 from tailrace.testing.proxy import FaultProxy
 
 __all__ = ["KafkaCluster", "KafkaServer"]
@@ -38,7 +38,7 @@ class KafkaCluster(cluster.EmbeddedCluster):
         super().close()
 
 
-class KafkaServer(server.EmbeddedServer):
+class KafkaServer(cluster.EmbeddedServer):
     """Single Kafka broker; with ``proxied=True``, the broker has a FaultProxy and advertises the proxy's address."""
 
     def __init__(self, *, proxied: bool = False, **options: Any) -> None:  # noqa: ANN401 - options of EmbeddedServer

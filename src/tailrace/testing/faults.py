@@ -5,15 +5,80 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from tailrace.protocol.admin import (
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+    DeleteTopicsRequest,
+    DescribeConfigsRequest,
+    IncrementalAlterConfigsRequest,
+)
+from tailrace.protocol.groups import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+    OffsetDeleteRequest,
+)
+from tailrace.protocol.handshake import CONSUMING, ApiVersionsRequest, SaslAuthenticateRequest, SaslHandshakeRequest
 from tailrace.protocol.message import Api, Request
-from tailrace.testing.apis import api_by_key
+from tailrace.protocol.metadata import DescribeClusterRequest, DescribeQuorumRequest
+from tailrace.protocol.records import OffsetForLeaderEpochRequest, ProduceRequest
+from tailrace.protocol.transactions import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
 
-__all__ = ["Direction", "Fault", "ProxiedFrame", "decode_frame", "recorded_bytes"]
+__all__ = ["APIS", "Direction", "Fault", "ProxiedFrame", "api_by_key", "decode_frame", "recorded_bytes"]
+
+# ---- supported APIs --------------------------------------------------------------------------------------------------
+
+APIS: tuple[Api[Any], ...] = (
+    ApiVersionsRequest.api,
+    SaslHandshakeRequest.api,
+    SaslAuthenticateRequest.api,
+    *CONSUMING,
+    ConsumerGroupHeartbeatRequest.api,
+    OffsetForLeaderEpochRequest.api,
+    CreateTopicsRequest.api,
+    DeleteTopicsRequest.api,
+    CreatePartitionsRequest.api,
+    DeleteRecordsRequest.api,
+    DescribeConfigsRequest.api,
+    IncrementalAlterConfigsRequest.api,
+    DescribeClusterRequest.api,
+    DescribeQuorumRequest.api,
+    ListGroupsRequest.api,
+    DescribeGroupsRequest.api,
+    ConsumerGroupDescribeRequest.api,
+    DeleteGroupsRequest.api,
+    OffsetDeleteRequest.api,
+    ProduceRequest.api,
+    InitProducerIdRequest.api,
+    AddPartitionsToTxnRequest.api,
+    AddOffsetsToTxnRequest.api,
+    TxnOffsetCommitRequest.api,
+    EndTxnRequest.api,
+)
+
+_BY_KEY: Mapping[int, Api[Any]] = {api.key: api for api in APIS}
+
+
+def api_by_key(key: int) -> Api[Any] | None:
+    """Return the API with this key; None if tailrace does not support it."""
+    return _BY_KEY.get(key)
+
+
+# ---- faults ----------------------------------------------------------------------------------------------------------
 
 Direction = Literal["request", "answer"]
 Action = Literal["edit", "drop", "hold", "repeat", "delay", "reset"]

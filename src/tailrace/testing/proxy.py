@@ -8,9 +8,11 @@ unchanged and are not recorded.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -18,12 +20,80 @@ from types import TracebackType
 from typing import Any, Self
 
 from tailrace.errors import MalformedMessageError
+from tailrace.protocol.handshake import api_of
 from tailrace.protocol.message import Request, read_request_header
-from tailrace.testing.apis import api_by_key
-from tailrace.testing.connection_pair import LENGTH, ConnectionPair, ProxiedRequest, edit_frame, read_frame
-from tailrace.testing.faults import Direction, Fault, ProxiedFrame, recorded_bytes
+from tailrace.testing.faults import Direction, Fault, ProxiedFrame, api_by_key, decode_frame, recorded_bytes
 
-__all__ = ["FaultProxy"]
+__all__ = ["LENGTH", "ConnectionPair", "FaultProxy", "ProxiedRequest", "edit_frame", "read_frame"]
+
+# ---- connections -----------------------------------------------------------------------------------------------------
+
+LENGTH = struct.Struct(">i")
+"""Format of the length prefix of a frame, and of the correlation id at the start of a response."""
+
+
+class ProxiedRequest:
+    """Header of a request, kept until the proxy has the response."""
+
+    def __init__(self, api_key: int, version: int, client_id: str | None) -> None:
+        self.api_key, self.version, self.client_id = api_key, version, client_id
+
+
+class ConnectionPair:
+    """Connection from a client to the proxy, with its connection from the proxy to the broker.
+
+    Attributes:
+        number: number of the client's connection, from 1.
+        task: task that serves the connections.
+        client: writer to the client.
+        upstream: writer to the broker; None until the proxy is connected.
+        pending: requests without a response, by correlation id.
+        answers_to_drop: correlation ids of repeated requests; the first response to each is dropped.
+    """
+
+    def __init__(self, number: int, task: asyncio.Task[Any], client: asyncio.StreamWriter) -> None:
+        self.number, self.task, self.client = number, task, client
+        self.upstream: asyncio.StreamWriter | None = None
+        self.pending: dict[int, ProxiedRequest] = {}
+        self.answers_to_drop: set[int] = set()
+
+    def reset(self) -> None:
+        """Reset both connections, so that client and broker receive a TCP RST."""
+        for writer in (self.client, self.upstream):
+            if writer is None:
+                continue
+            peer: socket.socket | None = writer.get_extra_info("socket")
+            if peer is not None:
+                with contextlib.suppress(OSError):
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+
+
+async def read_frame(source: asyncio.StreamReader) -> bytes:
+    """Return the next frame without its length prefix."""
+    (size,) = LENGTH.unpack(await source.readexactly(LENGTH.size))
+    return await source.readexactly(size)
+
+
+def edit_frame(fault: Fault, request: ProxiedRequest, correlation_id: int, data: bytes) -> bytes:
+    """Decode a frame, call the fault's ``edit`` with the message, and return the encoded result as a frame.
+
+    Neither frame has a length prefix.
+    """
+    api = api_by_key(request.api_key)
+    assert api is not None
+    assert fault.edit is not None
+    message = fault.edit(decode_frame(api, fault.direction, memoryview(data), request.version))
+    if fault.direction == "answer":
+        frame = api.encode_response(message, request.version, correlation_id=correlation_id)
+    else:
+        frame = api_of(message).encode_request(
+            message, request.version, correlation_id=correlation_id, client_id=request.client_id
+        )
+    return bytes(frame[LENGTH.size :])
+
+
+# ---- proxy -----------------------------------------------------------------------------------------------------------
 
 _CALL_TIMEOUT_S = 10
 """Maximum time in seconds for which a method waits for the proxy's event loop or thread."""

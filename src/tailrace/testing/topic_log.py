@@ -1,16 +1,33 @@
-"""Topics in memory, for tests of handlers."""
+"""Topics in memory in place of a broker, and the source and transactions of an app that reads them.
+
+The code that decides when to open, commit and abort transactions is that of production.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from uuid import UUID
 
-from tailrace.errors import PublishError
+from tailrace.app.topics.routes import Routes
+from tailrace.app.transactions.attempts import PendingRecord
+from tailrace.app.transactions.exactly_once import TransactionOptions
+from tailrace.app.transactions.partitions import GroupView
+from tailrace.app.transactions.source import TransactionalSource
+from tailrace.consumer.delivery.completion import RecordSink
+from tailrace.core.delivery.positions import Position, Positions, UnreadableBatch
+from tailrace.core.delivery.progress import Lease
+from tailrace.core.group_requests import Identity
+from tailrace.core.offset_map import decode_metadata
+from tailrace.errors import PublishError, TailraceError
+from tailrace.observe.events import PartitionsAssigned
+from tailrace.observe.hooks import Observer
 from tailrace.producer.partitioner import partition_of
 from tailrace.producer.publisher import Published
-from tailrace.records import Record, TopicPartition
+from tailrace.records import OffsetAndMetadata, Record, TopicPartition
 
-__all__ = ["TopicLog"]
+__all__ = ["LogSource", "TopicLog", "transactional_source"]
 
 
 class TopicLog:
@@ -108,3 +125,275 @@ class TopicLog:
         """
         record = self.add(topic, value, key, headers, partition, timestamp_ms)
         return Published(record.topic_partition, record.offset)
+
+
+# ---- source of records -----------------------------------------------------------------------------------------------
+
+_MAX_QUEUED_RECORDS = 2_000
+"""Value in place of the option ``max_queued_records``."""
+
+
+class LogSource:
+    """Source of records for one group, in which finished records count as committed.
+
+    Attributes:
+        routes: topics of the group.
+        positions: positions of the partitions, all of which are assigned.
+    """
+
+    def __init__(self, log: TopicLog, routes: Routes, observer: Observer) -> None:
+        self.group_id = routes.group_id
+        self._log, self.routes, self._observer = log, routes, observer
+        self.positions = Positions()
+        self._sink: RecordSink | None = None
+        self._wakeup = asyncio.Event()
+        self._watchers: list[Callable[[], None]] = []
+        self._is_halted = self._is_waiting = False
+        self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
+        """Offsets committed by transactions."""
+        log.watch(self._wakeup.set)
+
+    @property
+    def transactions(self) -> None:
+        """None, because published records are readable immediately."""
+        return
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call ``watcher`` when a record is finished, and when ``next_slice`` starts to wait."""
+        self._watchers.append(watcher)
+
+    @property
+    def subscription(self) -> Sequence[str]:
+        """Topics and patterns of the handlers."""
+        return [*self.routes.topics, *self.routes.patterns]
+
+    def reads(self, topic: str) -> bool:
+        """Return True if a handler reads ``topic``."""
+        return self.routes.reads(topic)
+
+    # ---- Source ------------------------------------------------------------------------------------------------
+
+    async def start(self, sink: RecordSink) -> int:
+        """Assign all partitions to the group, and return the maximum number of queued records."""
+        self._sink = sink
+        self._add_positions(*self.routes.topics, *self.routes.own_topics)
+        self._observer.emit(PartitionsAssigned(self.group_id, self.positions.partitions, frozenset()))
+        return _MAX_QUEUED_RECORDS
+
+    async def stop(self) -> None:
+        """Do nothing, because finished records count as committed."""
+
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
+        """Wait until a partition has undelivered records and room for them, and return its next records.
+
+        ``room_of`` returns how many further records of a partition the app accepts now.
+        """
+        while True:
+            for position in self._add_positions(*filter(self.reads, self._log.topics)):
+                undelivered = self._log.records(position.partition)[position.delivered or 0 :]
+                if self._is_halted or not undelivered or not (room := room_of(position.partition)):
+                    continue
+                records = undelivered[:room]
+                end, known = records[-1].offset + 1, position.progress and position.progress.known
+                if known:
+                    records = [one for one in records if not known.is_finished(one.offset)]
+                if records:
+                    return position, position.deliver(records, end)
+                position.skip(end, -1)
+            self._wakeup.clear()
+            self._is_waiting = True
+            self._call_watchers()
+            try:
+                await self._wakeup.wait()
+            finally:
+                self._is_waiting = False
+
+    def progressed(self) -> None:
+        """Let ``next_slice`` check for records again, and call the watchers, because records are finished."""
+        self._wakeup.set()
+        self._call_watchers()
+
+    def halt(self) -> None:
+        """Deliver no more records, and tell the app to start none of the delivered ones."""
+        self._is_halted = True
+        if self._sink is not None:
+            for position in self.positions:
+                self._sink.halt(position.partition)
+
+    def wall_clock(self) -> float:
+        """Return the time of the topics in memory, in seconds since the epoch."""
+        return self._log.wall_clock()
+
+    async def wait_for_starts(self) -> None:
+        """Do nothing, because all topics are read from their first record on."""
+
+    @property
+    def start_delays(self) -> str:
+        """Empty, because all start offsets are known."""
+        return ""
+
+    def statistics(self, started: Iterable[Record]) -> None:
+        """Return None, because there is no consumer."""
+
+    @property
+    def unreadable_batches(self) -> Mapping[TopicPartition, UnreadableBatch]:
+        """Always empty, because topics in memory have no batches."""
+        return {}
+
+    # ---- transactions ------------------------------------------------------------------------------------------
+
+    def group_view(self) -> GroupView:
+        """Return a view of a group whose only member owns all partitions."""
+        return _SoleMember(self)
+
+    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Store the offsets of a committed transaction."""
+        self.offsets.update(offsets)
+
+    def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
+        """Continue a partition at a committed offset, without the finished records of the commit's offset map."""
+        if self._sink is not None:
+            self._sink.drop(position.partition)
+        position.begin(at.offset, known=decode_metadata(at.metadata, at.offset).offset_map)
+        position.note_committed(at.offset)
+        self._wakeup.set()
+
+    # ---- state -------------------------------------------------------------------------------------------------
+
+    def committed(self, partition: TopicPartition) -> int:
+        """Return the offset of the lowest unfinished record."""
+        position = self.positions.get(partition)
+        return 0 if position is None or position.finished is None else position.finished
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the app waits for records and there are none to deliver."""
+        return self._is_waiting and not self._wakeup.is_set()
+
+    def _call_watchers(self) -> None:
+        for watcher in self._watchers:
+            watcher()
+
+    def _add_positions(self, *topics: str) -> list[Position]:
+        """Return the positions of all partitions of ``topics``; new partitions start at offset 0."""
+        partitions = [partition for topic in dict.fromkeys(topics) for partition in self._log.partitions(topic)]
+        for position in self.positions.add(partitions):
+            position.begin(0)
+            position.note_committed(0)
+        return self.positions.of(partitions)
+
+
+class _SoleMember:
+    """View of a group whose only member owns all partitions."""
+
+    identity = Identity("test", 1)
+
+    def __init__(self, source: LogSource) -> None:
+        self._source, self.group_id = source, source.group_id
+
+    def next_offsets(self) -> Mapping[TopicPartition, int | None]:
+        """Return the next offset to deliver in each partition."""
+        return {position.partition: position.delivered for position in self._source.positions}
+
+    def uncommitted_starts(self) -> Sequence[Position]:
+        """Return no positions, because the start offset of each position counts as committed."""
+        return ()
+
+    def advanced_positions(self) -> Sequence[Position]:
+        """Return no positions, because there are no control records to skip."""
+        return ()
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Do nothing, because positions never have start offsets to commit or gaps to skip."""
+
+    def is_ours(self, position: Position) -> bool:
+        """Return True if the partition still has this position."""
+        return self._source.positions.get(position.partition) is position
+
+    async def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return the offsets committed by transactions."""
+        return {one: self._source.offsets[one] for one in partitions if one in self._source.offsets}
+
+    def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
+        """Continue a partition at a committed offset."""
+        self._source.read_again(position, at)
+
+
+# ---- transactions ----------------------------------------------------------------------------------------------------
+
+
+def transactional_source(
+    source: LogSource, log: TopicLog, options: TransactionOptions, observer: Observer
+) -> TransactionalSource:
+    """Return a source that delivers the records of ``source`` within transactions."""
+    return TransactionalSource(
+        source,
+        source.routes.retries,
+        producer=_LogProducer(source, log),
+        settings=options.window_settings(source.routes.handlers),
+        observer=observer,
+    )
+
+
+class _LogProducer:
+    """Transactional producer that writes to a TopicLog, and stores offsets in a LogSource."""
+
+    def __init__(self, source: LogSource, log: TopicLog) -> None:
+        self._source, self._log = source, log
+        self._pending: list[PendingRecord] = []
+        self.is_open = False
+
+    async def start(self) -> None:
+        """Do nothing, because there is no broker to connect to."""
+
+    async def close(self, timeout_s: float | None = None) -> None:  # noqa: ARG002 - closing takes no time
+        """Drop the open transaction."""
+        self._end()
+
+    async def begin(self) -> None:
+        """Begin a transaction unless a transaction is open."""
+        self.is_open = True
+
+    async def check(self, topic: str, partition: int | None) -> None:
+        """Check that the partition exists.
+
+        Raises:
+            PublishError: the partition does not exist.
+        """
+        self._log.partition_for(topic, None, partition)
+
+    async def send(  # noqa: PLR0913 - fields of a record
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]],
+        partition: int | None,
+        timestamp_ms: int | None,
+    ) -> None:
+        """Keep a record until the transaction is committed."""
+        await self.check(topic, partition)
+        self._pending.append(PendingRecord(topic, value, key, headers, partition, timestamp_ms))
+
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        identity: Identity,  # noqa: ARG002 - there are no other members
+        topic_ids: Mapping[TopicPartition, UUID],  # noqa: ARG002 - no topic is deleted
+        current_identity: Callable[[], Identity | None],  # noqa: ARG002 - there are no rebalances
+    ) -> None:
+        """Store the offsets, and add the records of the transaction to the log."""
+        pending = list(self._pending)
+        self._end()
+        self._source.commit(offsets)
+        for one in pending:
+            self._log.add(one.topic, one.value, one.key, one.headers, one.partition, one.timestamp_ms)
+
+    async def abort(self, cause: TailraceError, *, is_timed_out: bool) -> None:  # noqa: ARG002 - same for all causes
+        """Drop the records of the transaction."""
+        self._end()
+
+    def _end(self) -> None:
+        self.is_open = False
+        self._pending.clear()

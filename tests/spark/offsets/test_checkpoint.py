@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tailrace import ConfigurationError
 from tailrace.core.offset_map import OffsetMap, decode_metadata, encode_metadata
 from tailrace.spark.offsets.checkpoint import PipelineState, check_matches
-from tailrace.spark.offsets.resume import backfill_metadata, next_number, start_metadata, stream_metadata
+from tailrace.spark.offsets.start_offsets import backfill_metadata, next_number, start_metadata, stream_metadata
 from tailrace.spark.offsets.store import PartitionCommit, commit_metadata
 
 

@@ -17,15 +17,17 @@ from tailrace.core.offset_map import OffsetMap, encode_metadata
 from tailrace.observe.events import OffsetMapFound, OffsetMapIgnored, OffsetReset
 from tailrace.observe.hooks import Observer
 from tailrace.spark.offsets.checkpoint import PipelineState, SparkLogs
-from tailrace.spark.offsets.resume import (
+from tailrace.spark.offsets.start_offsets import (
     Resumption,
+    StartOffsets,
     backfill_metadata,
     decide_resumption,
     next_number,
     start_metadata,
+    start_offsets_after,
+    start_offsets_of,
     stream_metadata,
 )
-from tailrace.spark.offsets.start_offsets import StartOffsets, start_offsets_after, start_offsets_of
 from tailrace.spark.offsets.store import ClusterState, LogBounds, PartitionCommit, SparkOffsetStore
 
 A, B = (TopicPartition("t", number) for number in range(2))

@@ -24,10 +24,9 @@ from tailrace.core.offset_map import OffsetMap
 from tailrace.integrations.opentelemetry import OpenTelemetry
 from tailrace.spark.handler_selection import select_handlers
 from tailrace.spark.worker import task_runner as worker
-from tailrace.spark.worker.app_runner import AppRunner
 from tailrace.spark.worker.rows import result_type
-from tailrace.spark.worker.shipment import Shipment, pack
-from tailrace.spark.worker.shipped_maps import ShippedMaps
+from tailrace.spark.worker.shipment import Shipment, ShippedMaps, pack
+from tailrace.spark.worker.task_runner import AppRunner
 
 TOPIC = "t"
 

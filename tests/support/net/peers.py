@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from tailrace.protocol.handshake import ApiVersionRange, ApiVersionsRequest, ApiVersionsResponse
 from tailrace.protocol.message import Request, RequestHeader, read_request_header
-from tailrace.testing.apis import APIS, api_by_key
+from tailrace.testing.faults import APIS, api_by_key
 
 Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Answer = object

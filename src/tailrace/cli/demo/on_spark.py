@@ -18,7 +18,7 @@ from tailrace.config import ConsumerOptions
 from tailrace.errors import ConfigurationError
 from tailrace.installation import install_hint
 from tailrace.spark import BackfillProgress, SparkPipeline, overwritten_folders, spark_session
-from tailrace.spark.session.connector import is_connector_cached
+from tailrace.spark.session import is_connector_cached
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

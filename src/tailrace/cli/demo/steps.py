@@ -28,7 +28,7 @@ from tailrace.net.offsets import committed_offsets
 from tailrace.producer.producer import Producer
 from tailrace.records import TopicPartition
 from tailrace.signals import run
-from tailrace.spark.session.connector import MEGABYTES
+from tailrace.spark.session import MEGABYTES
 
 __all__ = ["PARTITIONS", "Demo", "partitions_table", "play", "routes_table", "shares", "verdict"]
 

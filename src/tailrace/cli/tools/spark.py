@@ -17,8 +17,8 @@ from tailrace.errors import ConfigurationError, TailraceError
 from tailrace.observe.log_format import escaped
 from tailrace.signals import handle_signals
 from tailrace.spark import SparkPipeline, spark_session
-from tailrace.spark.error_lines import line_of
 from tailrace.spark.pipeline import check_run
+from tailrace.spark.session import line_of
 
 if TYPE_CHECKING:
     from tailrace.app.app import App

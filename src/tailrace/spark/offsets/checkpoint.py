@@ -20,8 +20,8 @@ import msgspec
 
 from tailrace.errors import ConfigurationError, CorruptCheckpointError
 from tailrace.records import TopicPartition
-from tailrace.spark.error_lines import line_of
 from tailrace.spark.offsets.ranges import Offsets, offsets_of
+from tailrace.spark.session import line_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

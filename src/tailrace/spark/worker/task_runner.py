@@ -1,5 +1,9 @@
 """Function that runs in Spark's Python workers: it takes Arrow batches of records, and yields rows.
 
+The app runs as with Kafka, with its order of records, retries, codecs, dependencies and producer, but its records come
+from Arrow batches. There are two more differences. ``on_failure="pause"`` becomes ``"stop"``, because a paused Spark
+task would block the whole query. Batch handlers do not wait for more records.
+
 A worker process keeps one event loop and one running app from task to task. If the stop of the app runs user code, the
 app is stopped at the end of each task, before the batch is committed. Otherwise, it is stopped after an idle time and
 on the signals that end a worker, because Spark ends its workers without cleanup.
@@ -14,25 +18,361 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from operator import attrgetter
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
+from tailrace.app.app import App
+from tailrace.app.declare.plan import BoundHandler, Plan
+from tailrace.app.dispatch.group_runtime import GroupRuntime
+from tailrace.app.kafka_substitute import KafkaSubstitute
+from tailrace.app.lifecycle import wait_for_any
+from tailrace.app.options import Handle, Middleware
+from tailrace.app.sources import HandlerGroup, Source
+from tailrace.app.substitution import app_run_of, substitute_kafka
+from tailrace.app.topics.routes import Routes
+from tailrace.config import resolve
 from tailrace.context_managers import contextmanager
-from tailrace.errors import BrokerConnectionError, HandlerFailedError, TailraceError
+from tailrace.core.delivery.positions import Position, UnreadableBatch
+from tailrace.core.delivery.progress import Lease
+from tailrace.core.offset_map import OffsetMap
+from tailrace.errors import BrokerConnectionError, DeadLetterError, HandlerFailedError, TailraceError
+from tailrace.observe.hooks import Hook
+from tailrace.producer.producer import Producer
+from tailrace.producer.publisher import Publisher
+from tailrace.records import Record, TopicPartition
 from tailrace.spark.loop_thread import LoopThread
-from tailrace.spark.worker.app_runner import AppRunner
-from tailrace.spark.worker.records import slices_of
-from tailrace.spark.worker.rows import arrow_of, columns_of, rows_of
-from tailrace.spark.worker.shipment import Shipment, unpack
-from tailrace.spark.worker.shipped_maps import ShippedMaps
-from tailrace.spark.worker.task_metrics import METRICS_COLUMN, TaskMetrics, is_permanent
+from tailrace.spark.worker.rows import arrow_of, columns_of, rows_of, slices_of
+from tailrace.spark.worker.shipment import Shipment, ShippedMaps, unpack
+from tailrace.spark.worker.task_metrics import METRICS_COLUMN, FailureCounter, TaskMetrics, is_permanent
 from tailrace.user_exceptions import error_text, message_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["run_task", "task_function"]
+__all__ = ["AppRunner", "ArrowSource", "run_task", "task_function"]
+
+# ---- source ----------------------------------------------------------------------------------------------------------
+
+_MAX_IN_FLIGHT = 20_000
+"""Maximum number of delivered records that are not finished: two of Spark's Arrow batches."""
+
+
+class ArrowSource:
+    """Source that delivers the records of a task to one handler group.
+
+    The source commits nothing, because the driver commits a batch when all its tasks have ended.
+    """
+
+    def __init__(self) -> None:
+        self._positions: dict[TopicPartition, Position] = {}
+        self._slices: deque[tuple[Position, Sequence[Record]]] = deque()
+        """Queued records, at most one list for each partition."""
+        self._handler_group: HandlerGroup | None = None
+        self._epochs = 0
+        """Number of assignment epochs so far; each partition of each task is one epoch."""
+        self.changed = asyncio.Event()
+        """Set when records were finished or delivered."""
+        self._may_deliver = asyncio.Event()
+        """Set when records were queued, or when the handler group may have room again."""
+        self._is_halted = False
+
+    @property
+    def transactions(self) -> None:
+        """None, because tasks of Spark do not run in transactions."""
+        return
+
+    # ---- interface of the handler group ------------------------------------------------------------------------
+
+    async def start(self, sink: HandlerGroup) -> int:
+        """Store the handler group, and return the maximum number of records in flight."""
+        self._handler_group = sink
+        return _MAX_IN_FLIGHT
+
+    async def stop(self) -> None:
+        """Do nothing: the source has no connections."""
+
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
+        """Wait until records are queued of a partition with room, and deliver as many of them as ``room_of`` allows.
+
+        Args:
+            room_of: function that returns how many more records of a partition may be delivered; 0 for none.
+        """
+        while True:
+            for index, (position, records) in enumerate(self._slices):
+                if self._is_halted or not (room := room_of(position.partition)):
+                    continue
+                del self._slices[index]
+                delivered = records[:room]
+                if room < len(records):
+                    self._slices.insert(index, (position, records[room:]))
+                self.changed.set()
+                return position, position.deliver(delivered, delivered[-1].offset + 1)
+            self._may_deliver.clear()
+            await self._may_deliver.wait()
+
+    def progressed(self) -> None:
+        """Wake ``next_slice``, and the ``AppRunner`` that waits for ``changed``."""
+        self._may_deliver.set()
+        self.changed.set()
+
+    def halt(self) -> None:
+        """Drop queued records and deliver no more."""
+        self._is_halted = True
+        self._slices.clear()
+
+    def wall_clock(self) -> float:
+        """Return the time of this machine in seconds since the epoch."""
+        return time.time()
+
+    async def wait_for_starts(self) -> None:
+        """Do nothing, because Spark chooses the records."""
+
+    @property
+    def start_delays(self) -> str:
+        """Empty, because Spark chooses the records."""
+        return ""
+
+    def statistics(self, started: Iterable[Record]) -> None:
+        """Return None, because there is no consumer."""
+
+    @property
+    def unreadable_batches(self) -> Mapping[TopicPartition, UnreadableBatch]:
+        """Always empty, because Spark reads the batches."""
+        return {}
+
+    # ---- interface of the task ---------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """True if all queued records are delivered."""
+        return not self._slices
+
+    @property
+    def positions(self) -> list[Position]:
+        """Positions of the partitions of the task."""
+        return list(self._positions.values())
+
+    def put(self, partition: TopicPartition, records: Sequence[Record]) -> None:
+        """Queue the next records of a partition."""
+        position = self._positions.get(partition)
+        if position is None:
+            self._epochs += 1
+            position = self._positions[partition] = Position(partition, self._epochs)
+            position.begin(records[0].offset)
+        for index, (queued, earlier) in enumerate(self._slices):
+            if queued is position:
+                # Only one list for each partition keeps its records in order.
+                self._slices[index] = (position, [*earlier, *records])
+                break
+        else:
+            self._slices.append((position, records))
+        self._may_deliver.set()
+
+    def end_task(self) -> None:
+        """Forget all positions and queued records, because the next task may contain the same records."""
+        for position in self._positions.values():
+            if self._handler_group is not None:
+                self._handler_group.drop(position.partition)
+            position.end_epoch()
+        self._positions.clear()
+        self._slices.clear()
+
+
+# ---- app -------------------------------------------------------------------------------------------------------------
+
+_offset = attrgetter("offset")
+
+PartitionRecords: TypeAlias = tuple[TopicPartition, Sequence[Record]]
+Results: TypeAlias = list[tuple[Record, object]]
+"""Records, and the results of their handlers."""
+
+
+class AppRunner:
+    """Runner of an app. The app handles the records of one Spark task, then those of the next.
+
+    Args:
+        app: app that is not started yet.
+        shipment: the pickled app, and which of its handlers run.
+
+    Attributes:
+        stop_runs_user_code: True if the stop of the started app runs user code: the rest of a generator that provides
+            a dependency, or an ``on_stop`` hook.
+    """
+
+    def __init__(self, app: App, shipment: Shipment) -> None:
+        self._app, self._shipment = app, shipment
+        self.stop_runs_user_code = False
+        self._source = ArrowSource()
+        self._counter = FailureCounter()
+        self._results: dict[tuple[str, int, int], tuple[Record, object]] = {}
+        """Results by topic, partition and offset of the record."""
+
+    async def start(self) -> None:
+        """Start the app with the Arrow source: open its dependencies and producer.
+
+        Raises:
+            TailraceError: as ``App.start`` does.
+        """
+        substitute = KafkaSubstitute(
+            self._connect, self._open_producer, {}, (cast("Hook", self._counter),), self._adapt_plan
+        )
+        with substitute_kafka(self._app, substitute):
+            await self._app.start()
+
+    async def stop(self) -> None:
+        """Stop the app.
+
+        Raises:
+            TailraceError: the app had failed before.
+        """
+        await self._app.stop()
+
+    async def handle(self, slices: Iterable[PartitionRecords], offset_maps: ShippedMaps) -> Results:
+        """Queue the unfinished records, wait until all are delivered to handlers, and return results.
+
+        If the query writes results to a sink, wait until all records are finished: a record that fails has no results,
+        even if an attempt returned some.
+
+        Args:
+            slices: lists of records of one partition each.
+            offset_maps: offset maps of records to skip, because they are finished.
+
+        Returns:
+            Results since the last call.
+
+        Raises:
+            TailraceError: a handler failed for good, or the app failed.
+        """
+        for partition, slice_records in slices:
+            records = _unfinished(slice_records, offset_maps.get(partition))
+            self._counter.metrics.records += len(records)
+            self._counter.metrics.already_finished += len(slice_records) - len(records)
+            if records:
+                self._source.put(partition, records)
+        await self._wait(until_finished=self._shipment.has_sink)
+        return self._pop_results()
+
+    async def finish(self) -> tuple[Results, TaskMetrics]:
+        """Wait until all records of the task are finished; return the results since the last call and the metrics.
+
+        Raises:
+            TailraceError: a handler failed for good, or the app failed.
+        """
+        await self._wait(until_finished=True)
+        self._check_finished()
+        results, metrics = self._pop_results(), self._counter.metrics
+        self._source.end_task()
+        self._counter.metrics = TaskMetrics()
+        self._counter.failed_positions.clear()
+        return results, metrics
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    async def _wait(self, *, until_finished: bool) -> None:
+        """Wait until all queued records are delivered, or until all of them are finished."""
+        running, source = app_run_of(self._app), self._source
+        while True:
+            source.changed.clear()
+            group = self._group
+            if group.waiting:
+                raise DeadLetterError(
+                    f"{group.waiting} records of group {group.group_id!r} failed and cannot be written to their"
+                    " dead-letter topic - create the topic, and allow the app to write to it"
+                )
+            if source.is_empty and (not until_finished or group.is_settled):
+                return
+            await wait_for_any(source.changed, running.is_over)
+            # The app's executor sets ``changed`` while it finishes a record; let it complete this step.
+            await asyncio.sleep(0)
+
+    def _check_finished(self) -> None:
+        """Check that each record is finished; an app that has failed is idle, but has unfinished records."""
+        _ = self._group  # This raises the error that ended the app.
+        if unfinished := [one for one in self._source.positions if one.finished != one.delivered]:
+            raise TailraceError(
+                f"not all records of {unfinished[0].partition} were handled, so the batch is not committed"
+                " - see the executor's log for the cause"
+            )
+
+    @property
+    def _group(self) -> GroupRuntime:
+        """Runtime of the group that handles the records.
+
+        Raises:
+            TailraceError: the app has failed, or does not run the group.
+        """
+        running = app_run_of(self._app)
+        if running.failure is not None:
+            raise running.failure
+        if not running.groups:
+            raise TailraceError(
+                f"group {self._shipment.group_id!r} does not run in this worker, so its records were not handled"
+                " - see the executor's log for the cause"
+            )
+        (group,) = running.groups
+        return group
+
+    def _pop_results(self) -> Results:
+        """Return the results of records that have not failed, and clear all results."""
+        failed = self._counter.failed_positions
+        results = [one for position, one in self._results.items() if position not in failed]
+        self._results.clear()
+        return results
+
+    def _connect(self, _routes: Routes) -> Source:
+        return self._source
+
+    def _open_producer(self) -> AbstractAsyncContextManager[Publisher]:
+        return Producer(resolve(self._app.options))
+
+    def _adapt_plan(self, plan: Plan) -> Plan:
+        """Return the plan of the handlers to run, with the options that a task needs."""
+        selected = {id(self._app.declared[index]) for index in self._shipment.handler_indices}
+        collecting = (cast("Middleware", self._collect_results),) if self._shipment.has_sink else ()
+        adapted_handlers: list[BoundHandler] = []
+        for one in plan.by_group[self._shipment.group_id]:
+            handler, resolved = one.handler, one.resolved
+            if id(handler) not in selected:
+                continue
+            if resolved.on_failure == "pause":
+                resolved = replace(resolved, on_failure="stop")
+            if handler.batch is not None:
+                # To wait for more records would only delay the task.
+                handler = replace(handler, batch=replace(handler.batch, max_wait_ms=0))
+            resolved = replace(resolved, middleware=(*collecting, *resolved.middleware))
+            adapted_handlers.append(BoundHandler(handler, one.prepared, resolved))
+        adapted = replace(plan, by_group={self._shipment.group_id: adapted_handlers})
+        self.stop_runs_user_code = bool(adapted.stop_hooks) or any(one.closes for one in adapted.dependencies)
+        return adapted
+
+    def _collect_results(self, call: Handle) -> Handle:
+        """Return ``call``, wrapped so that its results are kept; this method is a middleware."""
+        results = self._results
+
+        async def collect(record: Record) -> object:
+            result = await call(record)
+            if result is not None:
+                # A record that is retried keeps only its last result.
+                results[record.topic, record.partition, record.offset] = record, result
+            return result
+
+        return collect
+
+
+def _unfinished(records: Sequence[Record], offset_map: OffsetMap | None) -> Sequence[Record]:
+    """Return the records that the offset map does not list as finished; ``records`` may be in any order."""
+    if offset_map is None or not records or min(map(_offset, records)) >= offset_map.limit:
+        return records
+    return [record for record in records if not offset_map.is_finished(record.offset)]
+
+
+# ---- task ------------------------------------------------------------------------------------------------------------
 
 ResultT = TypeVar("ResultT")
 

@@ -13,9 +13,7 @@ import pytest
 from tailrace import ConfigurationError
 from tailrace.config import resolve
 from tailrace.spark import spark_session
-from tailrace.spark.session.connector import candidates, connector_jars, package_for
-from tailrace.spark.session.kafka_options import source_options, way_to_connector
-from tailrace.spark.session.spark_session import java_home
+from tailrace.spark.session import candidates, connector_jars, java_home, package_for, source_options, way_to_connector
 from tests.support.commands import environment
 from tests.support.net.secrets_shown import shown_by
 
@@ -159,7 +157,7 @@ def test_a_job_of_spark_submit_needs_the_connector(tmp_path, has_jars):
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "platformdirs", "filelock", "jgo"])
 def test_a_missing_package_is_named_with_its_extra(missing, monkeypatch):
     """A missing package raises an error that names the extra to install."""
-    monkeypatch.setattr("tailrace.spark.session.spark_session.find_spec", lambda name: None if name == missing else sys)
+    monkeypatch.setattr("tailrace.spark.session.find_spec", lambda name: None if name == missing else sys)
 
     with pytest.raises(
         ConfigurationError, match=rf"^{missing} is not installed - pip install '\.\[spark\]' in a clone"

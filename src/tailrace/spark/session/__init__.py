@@ -1,1 +1,0 @@
-"""Spark session: Kafka connector, Java, and options of the Kafka source."""
