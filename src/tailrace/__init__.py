@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tailrace.consumer.consumer import Consumer
     from tailrace.consumer.delivery.streams import RecordStream
     from tailrace.consumer.group.group_member import Generation, GroupMember, GroupRole
-    from tailrace.consumer.monitoring.status import ConsumerHealth, ConsumerOffsets, Lag
+    from tailrace.consumer.monitoring import ConsumerHealth, ConsumerOffsets, Lag
     from tailrace.consumer.shared_cluster import SharedCluster
     from tailrace.errors import (
         AuthenticationError,
@@ -155,10 +155,10 @@ _MODULES = {
     "Batch": "app.dispatch.batching",
     "Consumer": "consumer.consumer",
     "ConsumerOptions": "config",
-    "ConsumerHealth": "consumer.monitoring.status",
-    "ConsumerOffsets": "consumer.monitoring.status",
+    "ConsumerHealth": "consumer.monitoring",
+    "ConsumerOffsets": "consumer.monitoring",
     "ConsumerStatistics": "observe.statistics",
-    "Lag": "consumer.monitoring.status",
+    "Lag": "consumer.monitoring",
     "Depends": "app.declare.parameters",
     "Generation": "consumer.group.group_member",
     "GroupMember": "consumer.group.group_member",

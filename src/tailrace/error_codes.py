@@ -1,14 +1,17 @@
-"""Kafka's error codes.
+"""Kafka's error codes, and tables of reactions to them. Pure: no clock, IO or logging.
 
 The codes are those of Kafka 4.3 (``org.apache.kafka.common.protocol.Errors``); a test compares them. The reaction to a
-code depends on the request, and is defined in ``tailrace.core``.
+code depends on the request: each feature has its own ``ReactionTable``.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Generic, TypeVar
 
-__all__ = ["RETRIABLE", "TRANSIENT", "ErrorCode", "name_of"]
+__all__ = ["RETRIABLE", "TRANSIENT", "ErrorCode", "ReactionTable", "name_of"]
 
 
 class ErrorCode(IntEnum):
@@ -203,3 +206,36 @@ def name_of(code: int) -> str:
         return ErrorCode(code).name
     except ValueError:
         return f"ERROR_{code}"
+
+
+# ---- table of reactions to broker error codes, used for group members, producers and fetches -------------------------
+
+RequestT = TypeVar("RequestT", bound=StrEnum)
+ReactionT = TypeVar("ReactionT", bound=StrEnum)
+
+
+@dataclass(frozen=True, slots=True)
+class ReactionTable(Generic[RequestT, ReactionT]):
+    """Reactions by error code and request; an entry for one request overrides the general entry."""
+
+    general: Mapping[int, ReactionT]
+    """Reactions to codes in the answer to any request."""
+    retriable: ReactionT
+    """Reaction to ``TRANSIENT`` codes without an entry."""
+    final: ReactionT
+    """Reaction to all other codes without an entry."""
+    by_request: Mapping[RequestT, Mapping[int, ReactionT]] = field(default_factory=dict)
+    """Reactions to codes in the answers to one kind of request."""
+    final_by_request: Mapping[RequestT, ReactionT] = field(default_factory=dict)
+    """Reactions that replace ``final`` for one kind of request."""
+
+    def reaction_to(
+        self, code: int, request: RequestT | None = None, overrides: Mapping[int, ReactionT] | None = None
+    ) -> ReactionT:
+        """Return the reaction to ``code`` in the answer to ``request``; ``overrides`` replace entries of the table."""
+        for_request = {} if request is None else self.by_request.get(request, {})
+        for reactions in (overrides or {}, for_request, self.general):
+            if code in reactions:
+                return reactions[code]
+        final = self.final if request is None else self.final_by_request.get(request, self.final)
+        return self.retriable if code in TRANSIENT else final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.core.legal_topic_names import topic_name_fault
+from tailrace.core.cluster_metadata import topic_name_fault
 
 
 @pytest.mark.parametrize("name", ["orders", "Orders.eu_1-x", "a" * 249, "...", "-"])

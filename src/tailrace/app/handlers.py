@@ -17,7 +17,7 @@ from tailrace.app.function_kinds import FunctionKind, check_hook, handler_kind
 from tailrace.app.options import BatchMiddleware, HandlerOptions, Unmatched, check_handler_options, compile_pattern
 from tailrace.app.policies import Batch, OnFailure, OrderBy, Retry
 from tailrace.codecs.protocols import AnyCodec
-from tailrace.core.legal_topic_names import topic_name_fault
+from tailrace.core.cluster_metadata import topic_name_fault
 from tailrace.errors import ConfigurationError
 from tailrace.records import Record
 

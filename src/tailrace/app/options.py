@@ -17,7 +17,7 @@ from tailrace.codecs.protocols import AnyCodec
 from tailrace.config import ConsumerOptions
 from tailrace.config.resolution import place_of, similar
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
-from tailrace.core.legal_topic_names import topic_name_fault
+from tailrace.core.cluster_metadata import topic_name_fault
 from tailrace.errors import ConfigurationError
 from tailrace.records import Record
 

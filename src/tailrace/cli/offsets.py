@@ -7,7 +7,7 @@ import re
 
 from tailrace.cli.tools.connection import CONNECTION_HELP, add_connection_options, add_group
 from tailrace.cli.tools.times import parse_duration, parse_time
-from tailrace.core.legal_topic_names import topic_name_fault
+from tailrace.core.cluster_metadata import topic_name_fault
 
 __all__ = ["arguments", "run"]
 

@@ -28,7 +28,7 @@ from tailrace.consumer.delivery.reader import Reader, poll_or_stop, poll_within,
 from tailrace.consumer.delivery.slices import Batches
 from tailrace.consumer.delivery.streams import RecordStream, Streams
 from tailrace.consumer.group.assignment import in_callback
-from tailrace.consumer.monitoring.status import (
+from tailrace.consumer.monitoring import (
     ConsumerHealth,
     ConsumerOffsets,
     Kind,

@@ -19,9 +19,9 @@ from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.fetch.end_offsets import EndOffsetRefresher
 from tailrace.consumer.fetch.fetcher import Fetcher, connection_name
 from tailrace.consumer.group.membership import ConsumerMembership
-from tailrace.consumer.monitoring.metrics import ConsumerMetrics
-from tailrace.consumer.monitoring.status import (
+from tailrace.consumer.monitoring import (
     ConsumerHealth,
+    ConsumerMetrics,
     HealthTracker,
     checksum_in_use,
     decoder_in_use,

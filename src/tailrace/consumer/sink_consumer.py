@@ -6,14 +6,14 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from tailrace.consumer.arguments import TopicPredicate
 from tailrace.consumer.consumer import Consumer
 from tailrace.consumer.delivery.completion import RecordSink
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch, UnreadableBatches
-from tailrace.consumer.monitoring.status import describe_delays
+from tailrace.consumer.monitoring import describe_delays
 from tailrace.consumer.runtime import ConsumerRuntime
 from tailrace.consumer.subscription import SubscribedTopics
-from tailrace.consumer.topic_patterns import TopicPredicate
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.core.delivery.positions import Position, UnreadableBatch
 from tailrace.core.group_requests import Identity

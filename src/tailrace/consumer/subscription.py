@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from tailrace.awaitables import AutoResetEvent
+from tailrace.consumer.arguments import BrokerPattern, TopicPattern
 from tailrace.consumer.group.assignment import AssignmentReconciler
 from tailrace.consumer.group.membership import ConsumerMembership
 from tailrace.consumer.offsets.committer import Committer
@@ -18,7 +19,6 @@ from tailrace.consumer.offsets.queries import TOPIC_GRACE_S, OffsetQueries, chec
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.offset_resetter import OffsetResetter
 from tailrace.consumer.positions.partition_spec import PartitionSpec, RequestedStart
-from tailrace.consumer.topic_patterns import BrokerPattern, TopicPattern
 from tailrace.core.group_requests import Identity
 from tailrace.errors import ConsumerStateError, TailraceError
 from tailrace.net.offsets import committed_offsets

@@ -1,4 +1,4 @@
-"""Cluster metadata: brokers, topics, and partition leaders. Pure: no clock, IO or logging.
+"""Cluster metadata: brokers, topics and their names, and partition leaders. Pure: no clock, IO or logging.
 
 ``ClusterMetadata`` is immutable; each Metadata response leads to a new object. A response from a broker with outdated
 metadata never sets a partition back to an older leader epoch (KIP-320).
@@ -6,6 +6,8 @@ metadata never sets a partition back to an older leader epoch (KIP-320).
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -17,7 +19,35 @@ from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.protocol.metadata import BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
 from tailrace.records import TopicPartition
 
-__all__ = ["ClusterMetadata", "Leadership", "NamePattern", "TopicInfo", "is_other_log"]
+__all__ = [
+    "ILLEGAL_IN_TOPIC_NAME",
+    "ClusterMetadata",
+    "Leadership",
+    "NamePattern",
+    "TopicInfo",
+    "is_other_log",
+    "topic_name_fault",
+]
+
+# ---- Kafka's rule for topic names (``org.apache.kafka.common.internals.Topic``) --------------------------------------
+
+ILLEGAL_IN_TOPIC_NAME = re.compile(r"[^a-zA-Z0-9._-]")
+_MAX_LENGTH = 249
+
+
+@functools.lru_cache(1024)
+def topic_name_fault(name: object) -> str:
+    """Return the rule that ``name`` breaks, as part of an error message; empty if the name is legal."""
+    if not isinstance(name, str):
+        return f"a topic name must be a string, not {type(name).__name__}"
+    if illegal := ILLEGAL_IN_TOPIC_NAME.search(name):
+        return f"a topic name may contain only a-z, A-Z, 0-9, '.', '_' and '-', not {illegal[0]!r}"
+    if not name or name in {".", ".."} or len(name) > _MAX_LENGTH:
+        return f"a topic name must have 1 to {_MAX_LENGTH} characters and must not be '.' or '..'"
+    return ""
+
+
+# ---- brokers, topics, and partition leaders --------------------------------------------------------------------------
 
 
 class NamePattern(Protocol):

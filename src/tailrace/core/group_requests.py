@@ -6,11 +6,10 @@ a member id; under KIP-848, where members generate their ids, it keeps its id.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
-from tailrace.core.error_reactions import ReactionTable
-from tailrace.error_codes import ErrorCode, name_of
+from tailrace.error_codes import ErrorCode, ReactionTable, name_of
 from tailrace.errors import (
     ConfigurationError,
     FencedMemberError,
@@ -19,9 +18,18 @@ from tailrace.errors import (
     UnsupportedVersionError,
     broker_error,
 )
+from tailrace.user_exceptions import error_text
 from tailrace.values import Value
 
-__all__ = ["INSTANCE_RELEASED", "REACTIONS", "GroupReaction", "GroupRequestKind", "Identity", "error_of"]
+__all__ = [
+    "INSTANCE_RELEASED",
+    "REACTIONS",
+    "ErrorReactions",
+    "GroupReaction",
+    "GroupRequestKind",
+    "Identity",
+    "error_of",
+]
 
 
 class Identity(Value):
@@ -165,3 +173,40 @@ def _error_of_group_heartbeat(code: int) -> TailraceError | None:
 
 def _code_text(code: int) -> str:
     return f"({name_of(code)}, code {code})"
+
+
+# ---- reactions to group error codes: the defaults and the user's ``group_error_reactions`` ---------------------------
+
+
+class ErrorReactions:
+    """Reactions of ``core.group_requests``, some of them overridden by ``group_error_reactions``."""
+
+    def __init__(self, configured: Mapping[int, str | Callable[[int], str]] | None) -> None:
+        self._reactions = configured or {}
+
+    def reaction_to(self, code: int, request: GroupRequestKind) -> GroupReaction:
+        """Return the reaction to ``code`` in the response to ``request``.
+
+        Raises:
+            ConfigurationError: the user's function raised, or returned something other than a reaction.
+        """
+        return REACTIONS.reaction_to(code, request, self.overrides(code))
+
+    def overrides(self, code: int) -> dict[int, GroupReaction]:
+        """Return the configured reaction to ``code``; raise the same error as ``reaction_to``."""
+        configured = self._reactions.get(code)
+        if configured is None:
+            return {}
+        try:
+            name = configured(code) if callable(configured) else configured
+        except Exception as error:
+            raise ConfigurationError(
+                f"group_error_reactions: the function for code {code} raised {error_text(error)}"
+            ) from error
+        reaction = GroupReaction.__members__.get(str(name).upper())
+        if reaction is None:
+            known = ", ".join(one.lower() for one in GroupReaction.__members__)
+            raise ConfigurationError(
+                f"group_error_reactions: the reaction to code {code} must be one of {known}, not {name!r}"
+            )
+        return {code: reaction}

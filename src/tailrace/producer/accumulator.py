@@ -16,8 +16,7 @@ from itertools import chain
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from tailrace.core.backoff import Backoff
-from tailrace.core.error_reactions import ReactionTable
-from tailrace.error_codes import ErrorCode, name_of
+from tailrace.error_codes import ErrorCode, ReactionTable, name_of
 from tailrace.errors import PublishError, PublishTooLargeError, TailraceError, broker_error
 from tailrace.producer.transaction_machine import (
     MustAbort,

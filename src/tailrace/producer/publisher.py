@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from tailrace.core.legal_topic_names import topic_name_fault
+from tailrace.core.cluster_metadata import topic_name_fault
 from tailrace.errors import PublishError
 from tailrace.observe.hooks import Instrumentation, Publish
 from tailrace.records import TopicPartition

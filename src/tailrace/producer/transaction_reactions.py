@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from tailrace.core.error_reactions import ReactionTable
-from tailrace.error_codes import ErrorCode, name_of
+from tailrace.error_codes import ErrorCode, ReactionTable, name_of
 from tailrace.errors import (
     CommitFailedError,
     FencedMemberError,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from tailrace.core.legal_topic_names import topic_name_fault
+from tailrace.core.cluster_metadata import topic_name_fault
 from tailrace.records import Record
 from tailrace.user_exceptions import message_of, traceback_of
 

@@ -12,7 +12,7 @@ from typing import TypeAlias, cast
 
 from tailrace.codecs.json_codec import encode_text
 from tailrace.codecs.protocols import AnyCodec, TopicCodec
-from tailrace.core.legal_topic_names import topic_name_fault
+from tailrace.core.cluster_metadata import topic_name_fault
 from tailrace.errors import PublishError, SchemaRegistryError
 from tailrace.user_exceptions import message_of
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tailrace.app.handlers import Handler, ResolvedOptions
 from tailrace.app.topics.delay_queue import delay_name
-from tailrace.core.legal_topic_names import ILLEGAL_IN_TOPIC_NAME, topic_name_fault
+from tailrace.core.cluster_metadata import ILLEGAL_IN_TOPIC_NAME, topic_name_fault
 from tailrace.errors import ConfigurationError
 
 __all__ = ["DEAD", "REPLAY", "RETRY", "NameForm", "RetryTopic", "retry_topic", "retry_topics_of", "topic_name"]

@@ -18,8 +18,7 @@ from zlib import crc32
 
 from tailrace.consumer.fetch.session import FetchSource
 from tailrace.core.delivery.positions import Position
-from tailrace.core.error_reactions import ReactionTable
-from tailrace.error_codes import ErrorCode
+from tailrace.error_codes import ErrorCode, ReactionTable
 from tailrace.protocol.records import FetchPartition
 from tailrace.records import TopicPartition
 

@@ -18,8 +18,8 @@ from anyio.abc import TaskGroup
 
 from tailrace.awaitables import AutoResetEvent
 from tailrace.config import ConsumerConfig
+from tailrace.consumer.arguments import BrokerPattern, TopicPattern
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.consumer.error_reactions import ErrorReactions
 from tailrace.consumer.group.assignment import AssignmentReconciler
 from tailrace.consumer.group.assignors import strategies_of
 from tailrace.consumer.group.classic import ClassicMember
@@ -59,9 +59,8 @@ from tailrace.consumer.group.machine import (
 )
 from tailrace.consumer.group.requests import GroupRequests, RequestEffect, event_of, outcome_of
 from tailrace.consumer.parts import ConsumerParts
-from tailrace.consumer.topic_patterns import BrokerPattern, TopicPattern
 from tailrace.core.backoff import Backoff
-from tailrace.core.group_requests import GroupRequestKind, Identity
+from tailrace.core.group_requests import ErrorReactions, GroupRequestKind, Identity
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import RebalanceError, TailraceError
 from tailrace.net.cluster import Cluster
@@ -389,7 +388,7 @@ class ConsumerMembership:
         self._cluster, self._reconciler, self._reader = cluster, reconciler, reconciler.reader
         self._max_wait_s = config.max_poll_interval_ms / 1000
         self._on_failure = on_failure
-        self._reactions = ErrorReactions(config)
+        self._reactions = ErrorReactions(config.group_error_reactions)
         self._uses_kip848 = config.group_protocol == "consumer"
         self._newer_metadata = AutoResetEvent()
         self._requests = GroupRequests(config, cluster, observer, member)

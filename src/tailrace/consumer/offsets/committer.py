@@ -19,12 +19,11 @@ from msgspec.structs import replace
 from tailrace.awaitables import AutoResetEvent, resolve_call
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.consumer.error_reactions import ErrorReactions
 from tailrace.consumer.offsets.commits import CommitClock, Commits, CommitSnapshot
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.context_managers import asynccontextmanager
 from tailrace.core.cluster_metadata import is_other_log
-from tailrace.core.group_requests import GroupReaction, GroupRequestKind, Identity, error_of
+from tailrace.core.group_requests import ErrorReactions, GroupReaction, GroupRequestKind, Identity, error_of
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import (
     BrokerConnectionError,
@@ -81,7 +80,11 @@ class Committer:
         self._cluster, self._observer, self._reader = parts.cluster, parts.observer, reader
         self._on_recreated = on_recreated
         self._commits = Commits(parts.positions, max_bytes=config.offset_metadata_max_bytes, writer=config.client_id)
-        self._identity, self._on_error, self._reactions = identity, on_error, ErrorReactions(config)
+        self._identity, self._on_error, self._reactions = (
+            identity,
+            on_error,
+            ErrorReactions(config.group_error_reactions),
+        )
         self._clock = _clock_of(config)
         self._is_over = self.has_user_committed = False
         self._out_of_retries: CommitFailedError | None = None

@@ -1,1 +1,0 @@
-"""Health, metrics and statistics of one consumer."""
