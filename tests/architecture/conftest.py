@@ -16,7 +16,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Import:
-    """Imported name, such as ``tailrace.consumer.delivery.buffer`` and ``FetchBuffer``."""
+    """Imported name, such as ``tailrace.consumer.partition`` and ``FetchBuffer``."""
 
     module: str
     name: str | None
@@ -37,12 +37,12 @@ class Module:
 
     @property
     def where(self) -> str:
-        """Path in failure messages, such as ``tailrace/consumer/delivery/buffer.py``."""
+        """Path in failure messages, such as ``tailrace/consumer/partition.py``."""
         return self.file.relative_to(SOURCE).as_posix()
 
     @property
     def name(self) -> str:
-        """Import name: ``tailrace.consumer.delivery.buffer``, or ``tailrace.core`` for its ``__init__``."""
+        """Import name: ``tailrace.consumer.partition``, or ``tailrace.core`` for its ``__init__``."""
         parts = self.file.relative_to(SOURCE).with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

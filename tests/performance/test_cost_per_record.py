@@ -19,9 +19,9 @@ from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.dispatch.work import Worker
 from tailrace.batches import record_batch
 from tailrace.batches.record_batch import split
-from tailrace.core.delivery.polled_records import PolledRecords
-from tailrace.core.delivery.positions import Positions
-from tailrace.core.delivery.progress import InFlight, Progress
+from tailrace.consumer.delivery.polled_records import PolledRecords
+from tailrace.consumer.partition import AssignedPartitions
+from tailrace.core.progress import InFlight, Progress
 from tailrace.installation import COMPILED
 from tailrace.records import Record, TopicPartition
 from tests.support.protocol.built_batches import SentRecord, batch
@@ -145,7 +145,7 @@ def test_handling_costs_no_more_than_recorded(records):
     """The executor with an empty handler costs at most twice the recorded CPU time per record."""
 
     async def run() -> float:
-        (position,), done, count = Positions().add([PARTITION]), asyncio.Event(), 0
+        (position,), done, count = AssignedPartitions().add([PARTITION]), asyncio.Event(), 0
         position.begin(0)
 
         async def handle(_record: Record) -> None:

@@ -14,9 +14,9 @@ from tailrace.config import resolve
 from tailrace.consumer.delivery.completion import RecordSink
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
+from tailrace.consumer.partition import Partition, UnreadableBatch
 from tailrace.consumer.sink_consumer import MemberView, SinkConsumer
-from tailrace.core.delivery.positions import Position, UnreadableBatch
-from tailrace.core.delivery.progress import Lease
+from tailrace.core.progress import Lease
 from tailrace.observe.hooks import Hook, Observer
 from tailrace.observe.statistics import ConsumerStatistics
 from tailrace.producer.publisher import Publisher
@@ -152,7 +152,7 @@ class Source(Protocol):
     async def stop(self) -> None:
         """Commit the finished records and stop; with transactions, abort the open transaction and stop."""
 
-    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease]:
         """Wait for the next slice of any partition; return the state of the partition, and the lease.
 
         Args:
@@ -254,7 +254,7 @@ class ConsumerSource:
         """Commit the finished records, and leave the group."""
         await self.consumer.stop()
 
-    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease]:
         """Wait for the reader's next slice, and return the state of its partition, and the lease."""
         assert self._reader is not None
         return await self._reader.next_slice(room_of)

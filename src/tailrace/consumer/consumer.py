@@ -24,6 +24,7 @@ from tailrace.consumer.arguments import (
     checked_to_commit,
     default_start,
 )
+from tailrace.consumer.delivery.polled_records import PolledRecords
 from tailrace.consumer.delivery.reader import Reader, poll_or_stop, poll_within, poll_within_timeout
 from tailrace.consumer.delivery.slices import Batches
 from tailrace.consumer.delivery.streams import RecordStream, Streams
@@ -43,7 +44,6 @@ from tailrace.consumer.runtime import STOPPED, ConsumerRuntime
 from tailrace.consumer.shared_cluster import SharedCluster
 from tailrace.consumer.subscription import SubscribedTopics
 from tailrace.consumer.supervisor import Supervisor
-from tailrace.core.delivery.polled_records import PolledRecords
 from tailrace.core.metrics import MetricName
 from tailrace.errors import ConfigurationError, ConsumerStateError
 from tailrace.installation import record_iterator
@@ -714,7 +714,7 @@ class Consumer(Generic[KeyT_co, ValueT_co]):
 
     def paused(self) -> frozenset[TopicPartition]:
         """Return the paused partitions."""
-        return frozenset(position.partition for position in self._started.positions if position.is_paused)
+        return frozenset(position.topic_partition for position in self._started.positions if position.is_paused)
 
     @overload
     async def committed(self, partitions: TopicPartition) -> OffsetAndMetadata | None: ...

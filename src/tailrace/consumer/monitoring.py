@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
-from tailrace.core.delivery.positions import Position, Positions
+from tailrace.consumer.partition import AssignedPartitions, Partition
 from tailrace.core.metrics import DurationMeter, Meter, MetricName
 from tailrace.errors import ConfigurationError, TailraceError
 from tailrace.installation import COMPILED
@@ -124,7 +124,7 @@ class ConsumerMetrics:
         """Size in bytes of the fetched batches."""
         return int(self._bytes.sum)
 
-    def snapshot(self, positions: Positions) -> dict[MetricName, float]:
+    def snapshot(self, positions: AssignedPartitions) -> dict[MetricName, float]:
         """Return the current value of each metric."""
         now = self._clock()
         group = dict(self._group_metrics(now))
@@ -132,13 +132,13 @@ class ConsumerMetrics:
         found[MetricName(f"{self._prefix}-{_GROUP}", "assigned-partitions", self._group_tags)] = float(len(positions))
         for name, value in self._fetch_metrics(now):
             found[MetricName(f"{self._prefix}-{_FETCH}", name, self._client_tags)] = value
-        lags = {one.partition: lag for one in positions if (lag := _lag(one)) is not None}
+        lags = {one.topic_partition: lag for one in positions if (lag := _lag(one)) is not None}
         for partition, lag in lags.items():
             tags = (*self._client_tags, ("topic", partition.topic), ("partition", str(partition.partition)))
             found[MetricName(f"{self._prefix}-{_FETCH}", "records-lag", tags)] = float(lag)
         for position in positions:
             if position.next_offset is not None and position.log_start is not None:
-                topic, number = position.partition
+                topic, number = position.topic_partition
                 tags = (*self._client_tags, ("topic", topic), ("partition", str(number)))
                 lead = float(max(0, position.next_offset - position.log_start))
                 found[MetricName(f"{self._prefix}-{_FETCH}", "records-lead", tags)] = lead
@@ -185,7 +185,7 @@ class ConsumerMetrics:
         yield "records-per-request-avg", self._records.mean(now)
 
 
-def _lag(position: Position) -> int | None:
+def _lag(position: Partition) -> int | None:
     if position.next_offset is None or position.last_stable_offset is None:
         return None
     return max(0, position.last_stable_offset - position.next_offset)
@@ -195,7 +195,7 @@ def _lag(position: Position) -> int | None:
 
 
 def partition_statistics(
-    positions: Iterable[Position],
+    positions: Iterable[Partition],
     unfinished: Iterable[AnyRecord],
     next_timestamp: Callable[[TopicPartition], int | None],
     now_ms: int,
@@ -216,12 +216,12 @@ def partition_statistics(
 
 
 def _statistics(
-    position: Position,
+    position: Partition,
     timestamps: dict[tuple[TopicPartition, int], int],
     next_timestamp: Callable[[TopicPartition], int | None],
     now_ms: int,
 ) -> PartitionStatistics:
-    (topic, number), progress, end = position.partition, position.progress, position.last_stable_offset
+    (topic, number), progress, end = position.topic_partition, position.progress, position.last_stable_offset
     lag = work_lag = lag_s = None
     if progress is not None and end is not None:
         # A seek changes the position but not the group's committed offset, from which Kafka's tools compute lag.
@@ -247,18 +247,18 @@ def _statistics(
 
 
 def _timestamp(
-    position: Position,
+    position: Partition,
     timestamps: dict[tuple[TopicPartition, int], int],
     next_timestamp: Callable[[TopicPartition], int | None],
 ) -> int | None:
     """Return the timestamp of the record at the lowest unfinished offset; None if it is unknown."""
     assert position.progress is not None
     lowest = position.progress.lowest
-    if (timestamp := timestamps.get((position.partition, lowest))) is not None:
+    if (timestamp := timestamps.get((position.topic_partition, lowest))) is not None:
         return timestamp
     if (record := position.progress.record_at(lowest)) is not None:
         return record.timestamp
-    return next_timestamp(position.partition) if lowest >= position.progress.delivered else None
+    return next_timestamp(position.topic_partition) if lowest >= position.progress.delivered else None
 
 
 # ---- implementations that decode record batches and compute checksums ------------------------------------------------
@@ -271,7 +271,7 @@ def decoder_in_use() -> Literal["compiled", "python"]:
 
 def checksum_in_use() -> Literal["hardware", "software", "unknown"]:
     """Return the implementation of CRC-32C; "unknown" before the first connection, which imports it."""
-    is_hardware = getattr(sys.modules.get("tailrace.batches.checksum"), "HARDWARE", None)
+    is_hardware = getattr(sys.modules.get("tailrace.batches.record_batch"), "HARDWARE", None)
     return "unknown" if is_hardware is None else "hardware" if is_hardware else "software"
 
 
@@ -285,7 +285,7 @@ class ConsumerOffsets(NamedTuple):
     """Offsets of each assigned partition."""
 
     fetch: dict[TopicPartition, int]
-    """Positions: the offset of the next record to deliver."""
+    """Partitions: the offset of the next record to deliver."""
     highwater: dict[TopicPartition, int]
     """High watermarks as of the last fetch: the offset after the last record."""
     commit: dict[TopicPartition, int]
@@ -332,12 +332,12 @@ class ConsumerHealth:
         return self.status in {"ok", "degraded"}
 
 
-def offsets_of(positions: Iterable[Position]) -> ConsumerOffsets:
+def offsets_of(positions: Iterable[Partition]) -> ConsumerOffsets:
     """Return all kinds of offsets of the positions."""
     listed = list(positions)
 
-    def every(get: Callable[[Position], int | None]) -> dict[TopicPartition, int]:
-        return {one.partition: offset for one in listed if (offset := get(one)) is not None}
+    def every(get: Callable[[Partition], int | None]) -> dict[TopicPartition, int]:
+        return {one.topic_partition: offset for one in listed if (offset := get(one)) is not None}
 
     return ConsumerOffsets(
         every(lambda one: one.next_offset),

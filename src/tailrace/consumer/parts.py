@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 
 from tailrace.config import ConsumerConfig
-from tailrace.core.delivery.positions import Positions
+from tailrace.consumer.partition import AssignedPartitions
 from tailrace.net.cluster import Cluster, MetadataRefresher
 from tailrace.observe.hooks import Observer
 
@@ -29,7 +29,7 @@ class ConsumerParts:
         self, config: ConsumerConfig, observer: Observer, cluster: Cluster, on_metadata: Callable[[], None]
     ) -> None:
         self.config, self.observer, self.cluster = config, observer, cluster
-        self.positions = Positions()
+        self.positions = AssignedPartitions()
         self.metadata_refresher = MetadataRefresher(cluster, on_metadata)
         self._wakes: list[Callable[[], None]] = []
         self.names: list[str] = []

@@ -13,11 +13,9 @@ from typing import cast
 import anyio
 
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.delivery.buffer import FetchBuffer
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.consumer.fetch.end_offsets import EndOffsetRefresher
-from tailrace.consumer.fetch.fetcher import Fetcher, connection_name
+from tailrace.consumer.fetch.fetcher import EndOffsetRefresher, Fetcher, connection_name
 from tailrace.consumer.group.membership import ConsumerMembership
 from tailrace.consumer.monitoring import (
     ConsumerHealth,
@@ -29,11 +27,11 @@ from tailrace.consumer.monitoring import (
 )
 from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.offsets.queries import OffsetQueries
+from tailrace.consumer.partition import FetchBuffer
 from tailrace.consumer.parts import ConsumerParts
-from tailrace.consumer.positions.offset_resetter import OffsetResetter
 from tailrace.consumer.positions.partition_spec import StartPolicy
 from tailrace.consumer.positions.seek import Seek
-from tailrace.consumer.positions.start_positions import StartPositions, now_ms, start_by_policy
+from tailrace.consumer.positions.start_positions import OffsetResetter, StartPositions, now_ms, start_by_policy
 from tailrace.consumer.subscription import SubscribedTopics, Subscription
 from tailrace.consumer.supervisor import Supervisor, as_tailrace_error
 from tailrace.core.metrics import MetricName
@@ -244,7 +242,7 @@ class ConsumerRuntime:
         await self._offset_resetter.wait_until_found(waiting, timeout_s)
         if committer is None or self.membership is None or not self.config.commits_automatically:
             return
-        starts = [one.partition for one in self.positions if one.is_new_start]
+        starts = [one.topic_partition for one in self.positions if one.is_new_start]
         if starts and self.start_positions.policy.reset.depends_on_end and loop.time() < deadline:
             await committer.commit_automatically(starts, timeout_s=deadline - loop.time(), will_retry=True)
 

@@ -12,10 +12,10 @@ from tailrace.consumer.delivery.completion import RecordSink
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch, UnreadableBatches
 from tailrace.consumer.monitoring import describe_delays
+from tailrace.consumer.partition import Partition, UnreadableBatch
 from tailrace.consumer.runtime import ConsumerRuntime
 from tailrace.consumer.subscription import SubscribedTopics
 from tailrace.core.cluster_metadata import ClusterMetadata
-from tailrace.core.delivery.positions import Position, UnreadableBatch
 from tailrace.core.group_requests import Identity
 from tailrace.errors import ConfigurationError
 from tailrace.net.offsets import committed_offsets
@@ -105,7 +105,7 @@ class SinkConsumer(Consumer[Any, Any]):
     def unreadable_batches(self) -> Mapping[TopicPartition, UnreadableBatch]:
         """Batches at which partitions wait; empty before the start."""
         positions = () if self._runtime is None else self._runtime.positions
-        return {one.partition: one.unreadable for one in positions if one.unreadable is not None}
+        return {one.topic_partition: one.unreadable for one in positions if one.unreadable is not None}
 
     @property
     def start_delays(self) -> str:
@@ -137,9 +137,9 @@ class MemberView:
 
     def next_offsets(self) -> Mapping[TopicPartition, int | None]:
         """Return the next offset to deliver of each assigned partition; None while the partition's start is unknown."""
-        return {position.partition: position.delivered for position in self._runtime.positions}
+        return {position.topic_partition: position.delivered for position in self._runtime.positions}
 
-    def uncommitted_starts(self) -> list[Position]:
+    def uncommitted_starts(self) -> list[Partition]:
         """Return the positions for which no offset was committed since their partition was assigned, sought or reset.
 
         Positions without a start offset and partitions that are about to be revoked are left out.
@@ -150,7 +150,7 @@ class MemberView:
             if one.has_stale_commit and one.progress is not None and one.is_fetchable and not one.is_halted
         ]
 
-    def advanced_positions(self) -> list[Position]:
+    def advanced_positions(self) -> list[Partition]:
         """Return the positions beyond the committed offset, even if only control records were skipped since then.
 
         The positions of ``uncommitted_starts`` and partitions that are about to be revoked are left out.
@@ -166,9 +166,9 @@ class MemberView:
         """Call ``on_change`` whenever a position may have moved."""
         self._runtime.reader.on_change = on_change
 
-    def is_ours(self, position: Position) -> bool:
+    def is_ours(self, position: Partition) -> bool:
         """Return True if ``position`` belongs to the current assignment of its partition."""
-        return self._runtime.positions.get(position.partition) is position
+        return self._runtime.positions.get(position.topic_partition) is position
 
     async def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the group's committed offsets; wait until no open transaction can change them.
@@ -182,7 +182,7 @@ class MemberView:
             parts.cluster, self.group_id, list(partitions), timeout_s=parts.default_timeout_s
         )
 
-    def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
+    def read_again(self, position: Partition, at: OffsetAndMetadata) -> None:
         """Read from a committed offset on, without records that the offset map lists as finished.
 
         If the topic was recreated after the partition was last fetched, ignore the offset and read the new topic.

@@ -17,8 +17,8 @@ from tailrace.consumer.group.membership import ConsumerMembership
 from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.offsets.queries import TOPIC_GRACE_S, OffsetQueries, check_topics
 from tailrace.consumer.parts import ConsumerParts
-from tailrace.consumer.positions.offset_resetter import OffsetResetter
 from tailrace.consumer.positions.partition_spec import PartitionSpec, RequestedStart
+from tailrace.consumer.positions.start_positions import OffsetResetter
 from tailrace.core.group_requests import Identity
 from tailrace.errors import ConsumerStateError, TailraceError
 from tailrace.net.offsets import committed_offsets
@@ -255,7 +255,7 @@ class Subscription:
             for partition in sorted(topology.topics[name].partitions)
         )
         for position in self._positions.add(existing):
-            start = self._start_positions.policy.start_of_subscribed(position.partition, topology)
+            start = self._start_positions.policy.start_of_subscribed(position.topic_partition, topology)
             self._start_positions.set_start(position, start)
             position.is_fetchable = True
         self._parts.changed()
@@ -328,7 +328,7 @@ class Subscription:
         self._drop(self._positions.partitions)
         policy = self._start_positions.policy
         for position in self._positions.add(chosen):
-            start = policy.start_of_assigned(chosen[position.partition], committed.get(position.partition))
+            start = policy.start_of_assigned(chosen[position.topic_partition], committed.get(position.topic_partition))
             self._start_positions.set_start(position, start)
             position.is_fetchable = True
         self._parts.changed()

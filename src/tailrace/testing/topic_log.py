@@ -16,10 +16,10 @@ from tailrace.app.transactions.exactly_once import TransactionOptions
 from tailrace.app.transactions.partitions import GroupView
 from tailrace.app.transactions.source import TransactionalSource
 from tailrace.consumer.delivery.completion import RecordSink
-from tailrace.core.delivery.positions import Position, Positions, UnreadableBatch
-from tailrace.core.delivery.progress import Lease
+from tailrace.consumer.partition import AssignedPartitions, Partition, UnreadableBatch
 from tailrace.core.group_requests import Identity
 from tailrace.core.offset_map import decode_metadata
+from tailrace.core.progress import Lease
 from tailrace.errors import PublishError, TailraceError
 from tailrace.observe.events import PartitionsAssigned
 from tailrace.observe.hooks import Observer
@@ -144,7 +144,7 @@ class LogSource:
     def __init__(self, log: TopicLog, routes: Routes, observer: Observer) -> None:
         self.group_id = routes.group_id
         self._log, self.routes, self._observer = log, routes, observer
-        self.positions = Positions()
+        self.positions = AssignedPartitions()
         self._sink: RecordSink | None = None
         self._wakeup = asyncio.Event()
         self._watchers: list[Callable[[], None]] = []
@@ -183,15 +183,15 @@ class LogSource:
     async def stop(self) -> None:
         """Do nothing, because finished records count as committed."""
 
-    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease]:
         """Wait until a partition has undelivered records and room for them, and return its next records.
 
         ``room_of`` returns how many further records of a partition the app accepts now.
         """
         while True:
             for position in self._add_positions(*filter(self.reads, self._log.topics)):
-                undelivered = self._log.records(position.partition)[position.delivered or 0 :]
-                if self._is_halted or not undelivered or not (room := room_of(position.partition)):
+                undelivered = self._log.records(position.topic_partition)[position.delivered or 0 :]
+                if self._is_halted or not undelivered or not (room := room_of(position.topic_partition)):
                     continue
                 records = undelivered[:room]
                 end, known = records[-1].offset + 1, position.progress and position.progress.known
@@ -218,7 +218,7 @@ class LogSource:
         self._is_halted = True
         if self._sink is not None:
             for position in self.positions:
-                self._sink.halt(position.partition)
+                self._sink.halt(position.topic_partition)
 
     def wall_clock(self) -> float:
         """Return the time of the topics in memory, in seconds since the epoch."""
@@ -250,10 +250,10 @@ class LogSource:
         """Store the offsets of a committed transaction."""
         self.offsets.update(offsets)
 
-    def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
+    def read_again(self, position: Partition, at: OffsetAndMetadata) -> None:
         """Continue a partition at a committed offset, without the finished records of the commit's offset map."""
         if self._sink is not None:
-            self._sink.drop(position.partition)
+            self._sink.drop(position.topic_partition)
         position.begin(at.offset, known=decode_metadata(at.metadata, at.offset).offset_map)
         position.note_committed(at.offset)
         self._wakeup.set()
@@ -274,7 +274,7 @@ class LogSource:
         for watcher in self._watchers:
             watcher()
 
-    def _add_positions(self, *topics: str) -> list[Position]:
+    def _add_positions(self, *topics: str) -> list[Partition]:
         """Return the positions of all partitions of ``topics``; new partitions start at offset 0."""
         partitions = [partition for topic in dict.fromkeys(topics) for partition in self._log.partitions(topic)]
         for position in self.positions.add(partitions):
@@ -293,28 +293,28 @@ class _SoleMember:
 
     def next_offsets(self) -> Mapping[TopicPartition, int | None]:
         """Return the next offset to deliver in each partition."""
-        return {position.partition: position.delivered for position in self._source.positions}
+        return {position.topic_partition: position.delivered for position in self._source.positions}
 
-    def uncommitted_starts(self) -> Sequence[Position]:
+    def uncommitted_starts(self) -> Sequence[Partition]:
         """Return no positions, because the start offset of each position counts as committed."""
         return ()
 
-    def advanced_positions(self) -> Sequence[Position]:
+    def advanced_positions(self) -> Sequence[Partition]:
         """Return no positions, because there are no control records to skip."""
         return ()
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Do nothing, because positions never have start offsets to commit or gaps to skip."""
 
-    def is_ours(self, position: Position) -> bool:
+    def is_ours(self, position: Partition) -> bool:
         """Return True if the partition still has this position."""
-        return self._source.positions.get(position.partition) is position
+        return self._source.positions.get(position.topic_partition) is position
 
     async def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets committed by transactions."""
         return {one: self._source.offsets[one] for one in partitions if one in self._source.offsets}
 
-    def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
+    def read_again(self, position: Partition, at: OffsetAndMetadata) -> None:
         """Continue a partition at a committed offset."""
         self._source.read_again(position, at)
 

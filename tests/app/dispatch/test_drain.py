@@ -16,7 +16,7 @@ from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.dispatch.work import Worker
 from tailrace.app.policies import Batch
 from tailrace.app.substitution import app_run_of
-from tailrace.core.delivery.positions import Position, Positions
+from tailrace.consumer.partition import AssignedPartitions, Partition
 from tailrace.observe.events import DrainTimedOut, GroupJoined
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
@@ -229,8 +229,8 @@ PARTITION = TopicPartition("orders", 0)
 RECORD = Record("orders", 0, 0, None, b"0", 0)
 
 
-def at_the_beginning() -> Position:
-    (position,) = Positions().add([PARTITION])
+def at_the_beginning() -> Partition:
+    (position,) = AssignedPartitions().add([PARTITION])
     position.begin(0)
     return position
 

@@ -11,7 +11,7 @@ from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import ExecutorOptions
 from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.dispatch.work import Worker
-from tailrace.core.delivery.positions import Positions
+from tailrace.consumer.partition import AssignedPartitions
 from tests.support.loop_turns import LoopTurns
 
 PARTITION = TopicPartition("orders", 0)
@@ -20,7 +20,7 @@ COUNT = 50_000
 
 async def test_failures_without_a_pause_do_not_starve_the_event_loop():
     """While thousands of consecutive records fail and are skipped, other tasks of the event loop run."""
-    turns, (position,) = 0, Positions().add([PARTITION])
+    turns, (position,) = 0, AssignedPartitions().add([PARTITION])
     position.begin(0)
 
     async def fail(_record: Record) -> None:
@@ -44,7 +44,11 @@ async def test_failures_without_a_pause_do_not_starve_the_event_loop():
 
 async def test_a_context_variable_ends_with_its_record():
     """A context variable that a handler sets without suspending is not set for the next record."""
-    variable, seen, (position,) = contextvars.ContextVar("variable", default=0), [], Positions().add([PARTITION])
+    variable, seen, (position,) = (
+        contextvars.ContextVar("variable", default=0),
+        [],
+        AssignedPartitions().add([PARTITION]),
+    )
     all_seen = asyncio.Event()
     position.begin(0)
 

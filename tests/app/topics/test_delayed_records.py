@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.app.topics.delay_queue import DelayedRecords, delay_name, retry_topic_index, wait_ms
-from tailrace.core.delivery.progress import Lease, Progress
+from tailrace.core.progress import Lease, Progress
 from tailrace.records import TopicPartition
 from tests.support.simulation.records import records_at
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailrace.consumer.delivery.buffer import DecompressedBatches, FetchBuffer
+from tailrace.consumer.partition import DecompressedBatches, FetchBuffer
 from tailrace.records import TopicPartition
 
 LIMIT = 100

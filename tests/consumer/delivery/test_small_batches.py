@@ -11,14 +11,14 @@ from tailrace import CorruptRecordError, TopicPartition
 from tailrace.batches.record_batch import split
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.slices import RecordSlice
-from tailrace.core.delivery.positions import Positions
+from tailrace.consumer.partition import AssignedPartitions
 from tests.support.protocol.built_batches import GZIP, SentRecord, batch, resealed
 
 HERE = TopicPartition("t", 0)
 
 
 def position():
-    (made,) = Positions().add([HERE])
+    (made,) = AssignedPartitions().add([HERE])
     made.begin(0)
     return made
 

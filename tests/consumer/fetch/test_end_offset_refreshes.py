@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from tailrace.consumer.delivery.buffer import FetchBuffer
-from tailrace.consumer.fetch.end_offsets import positions_without_fetch
-from tailrace.consumer.fetch.plan import FetchLimits, make_plan
-from tailrace.consumer.fetch.session import FetchSources
+from tailrace.consumer.fetch.fetcher import positions_without_fetch
+from tailrace.consumer.fetch.plan import FetchLimits, FetchSources, make_plan
+from tailrace.consumer.partition import AssignedPartitions, FetchBuffer
 from tailrace.core.cluster_metadata import ClusterMetadata
-from tailrace.core.delivery.positions import Positions
 from tailrace.protocol.metadata import BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
 from tailrace.records import TopicPartition
 
@@ -16,15 +14,15 @@ PAUSED, READ, STARTING = (TopicPartition("t", n) for n in range(3))
 
 def test_paused_partitions_are_chosen_and_those_in_a_fetch_are_not():
     """End offsets are requested for paused partitions, and not for those in a fetch or not yet fetchable."""
-    positions = Positions()
+    positions = AssignedPartitions()
     for position in positions.add([PAUSED, READ, STARTING]):
         position.begin(7)
-        position.is_fetchable = position.partition != STARTING
-        position.is_paused = position.partition == PAUSED
+        position.is_fetchable = position.topic_partition != STARTING
+        position.is_paused = position.topic_partition == PAUSED
     topic = TopicMetadata(0, "t", partitions=tuple(PartitionMetadata(0, n, 1, 5, (1,), (1,), ()) for n in range(3)))
     topology = ClusterMetadata().updated(MetadataResponse((BrokerMetadata(1, "host", 9092),), (topic,)))
     sources = FetchSources(positions).at(topology)
     plan = make_plan(1, sources, FetchBuffer(10_000), FetchLimits(10_000, 100, 0.5), 0.0)
 
-    assert [one.partition for one in positions_without_fetch(positions, [plan])] == [PAUSED]
-    assert [one.partition for one in positions_without_fetch(positions, [])] == [PAUSED, READ]
+    assert [one.topic_partition for one in positions_without_fetch(positions, [plan])] == [PAUSED]
+    assert [one.topic_partition for one in positions_without_fetch(positions, [])] == [PAUSED, READ]

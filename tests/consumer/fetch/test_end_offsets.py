@@ -12,7 +12,7 @@ from tests.support.consumer_group import until
 
 @pytest.fixture(autouse=True)
 def short_interval(monkeypatch):
-    monkeypatch.setattr("tailrace.consumer.fetch.end_offsets._INTERVAL_S", 0.2)
+    monkeypatch.setattr("tailrace.consumer.fetch.fetcher._INTERVAL_S", 0.2)
 
 
 def only(consumer):

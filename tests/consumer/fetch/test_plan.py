@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.consumer.delivery.buffer import FetchBuffer
 from tailrace.consumer.fetch.plan import (
     FETCH_REACTIONS,
     AddedWait,
     FetchErrorAction,
     FetcherSlot,
     FetchLimits,
+    FetchSources,
     FetchWait,
     make_plan,
     slot_of,
+    sources_change_at,
 )
-from tailrace.consumer.fetch.session import FetchSources, sources_change_at
+from tailrace.consumer.partition import AssignedPartitions, FetchBuffer
 from tailrace.core.cluster_metadata import ClusterMetadata
-from tailrace.core.delivery.positions import Positions
 from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.error_codes import RETRIABLE, ErrorCode
 from tailrace.protocol.metadata import BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
@@ -46,9 +46,9 @@ def topology(*leaders: int) -> ClusterMetadata:
     )
 
 
-def ready(*partitions: TopicPartition) -> Positions:
+def ready(*partitions: TopicPartition) -> AssignedPartitions:
     """Return positions that can be fetched."""
-    positions = Positions()
+    positions = AssignedPartitions()
     for position in positions.add(partitions):
         position.begin(7)
         position.is_fetchable = True
@@ -204,7 +204,7 @@ def test_backoff_of_a_partition_is_kept():
 def test_a_broker_without_partitions_to_fetch_is_idle():
     """A broker from which no partition is fetched is idle, so that its fetch loop may end."""
     assert plan(ready(A), node_id=2).is_idle
-    assert plan(Positions()).is_idle
+    assert plan(AssignedPartitions()).is_idle
 
 
 # ---- sources ---------------------------------------------------------------------------------------------------
@@ -266,9 +266,9 @@ def test_sources_follow_the_assignment_and_the_metadata():
 
     assert sources.at(first) is sources.at(first)
     positions.add([B])
-    assert [one.position.partition for one in sources.at(first)] == [A, B]
+    assert [one.position.topic_partition for one in sources.at(first)] == [A, B]
     positions.remove([A])
-    assert [one.position.partition for one in sources.at(first)] == [B]
+    assert [one.position.topic_partition for one in sources.at(first)] == [B]
     assert [one.node_id(NOW) for one in sources.at(second)] == [2]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tailrace.consumer.fetch.session import FetchSession
+from tailrace.consumer.fetch.plan import FetchSession
 from tailrace.error_codes import ErrorCode
 from tailrace.protocol.records import FetchPartition, FetchResponse, ForgottenPartition
 from tailrace.records import TopicPartition

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tailrace.consumer.offsets.commits import CommitClock, Commits, CommitSnapshot
-from tailrace.core.delivery.positions import Positions
-from tailrace.core.delivery.progress import InFlight
+from tailrace.consumer.partition import AssignedPartitions
 from tailrace.core.offset_map import OffsetMap, decode_metadata
+from tailrace.core.progress import InFlight
 from tailrace.protocol.groups import CommitOffset
 from tailrace.records import OffsetAndMetadata, TopicPartition
 from tests.support.simulation.records import records_at
@@ -34,7 +34,7 @@ def start(position, *offsets):
 @pytest.fixture
 def positions():
     """Return two partitions, of which the first has three finished records and one in flight."""
-    made = Positions()
+    made = AssignedPartitions()
     one, two = made.add([ONE, TWO])
     one.begin(10, leader_epoch=4)
     lease = one.deliver(records_at([10, 11, 12, 13]), 14, 5, InFlight.LAST)
@@ -224,7 +224,7 @@ class Committing(RuleBasedStateMachine):
 
     @initialize()
     def begin(self):
-        self.positions = Positions()
+        self.positions = AssignedPartitions()
         self.commits = Commits(self.positions)
         self.positions.add([ONE])
         self.position.begin(0)
@@ -334,11 +334,11 @@ def test_a_commit_is_due_after_a_number_of_records():
 
 def test_text_that_was_left_out_is_not_remembered():
     """A text that was omitted from a stored commit is not kept as its metadata."""
-    positions = Positions()
+    positions = AssignedPartitions()
     commits = Commits(positions)
     (position,) = positions.add([TopicPartition("t", 0)])
     position.begin(0)
-    snapshot = commits.snapshot_of({position.partition: OffsetAndMetadata(3, "a note")})
-    commits.note_stored(snapshot, [position.partition], [position.partition])
+    snapshot = commits.snapshot_of({position.topic_partition: OffsetAndMetadata(3, "a note")})
+    commits.note_stored(snapshot, [position.topic_partition], [position.topic_partition])
 
     assert (position.committed, position.committed_metadata) == (3, "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tailrace.core.delivery.progress import Lease, Progress
+from tailrace.core.progress import Lease, Progress
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["Leases"]

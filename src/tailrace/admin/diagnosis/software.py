@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, requires, version
 
 from tailrace.admin.diagnosis.findings import Finding, Level
-from tailrace.batches.checksum import HARDWARE
+from tailrace.batches.record_batch import HARDWARE
 from tailrace.installation import COMPILED, IS_TURNED_OFF
 
 __all__ = ["SoftwareFacts", "software_facts", "software_findings"]

@@ -25,7 +25,7 @@ from typing import TypeAlias
 
 from tailrace.app.dispatch.lanes import QueuedRecord
 from tailrace.app.policies import Batch, OrderBy
-from tailrace.core.delivery.progress import Lease
+from tailrace.core.progress import Lease
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["BatchAssembler", "HandlerBatch", "size_of"]

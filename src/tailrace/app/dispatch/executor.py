@@ -19,8 +19,8 @@ from tailrace.app.dispatch.lanes import Lanes
 from tailrace.app.dispatch.task_results import self_cancellation_failure, stop_all, task_error
 from tailrace.app.dispatch.work import Work
 from tailrace.app.policies import OrderBy
-from tailrace.core.delivery.progress import Lease, Progress
 from tailrace.core.metrics import CallMeter
+from tailrace.core.progress import Lease, Progress
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["Executor", "ExecutorOptions", "Recover", "Workers"]

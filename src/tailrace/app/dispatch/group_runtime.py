@@ -34,7 +34,7 @@ from tailrace.app.handlers import Handler
 from tailrace.app.sources import Source
 from tailrace.app.topics.routes import Routes
 from tailrace.awaitables import AutoResetEvent
-from tailrace.core.delivery.progress import Lease
+from tailrace.core.progress import Lease
 from tailrace.observe.events import (
     BatchFailed,
     Event,

@@ -31,7 +31,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from tailrace.app.policies import OrderBy
-from tailrace.core.delivery.progress import Lease
+from tailrace.core.progress import Lease
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["FEW_RECORDS", "Lanes", "QueuedRecord"]

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from tailrace.app.dispatch.batching import HandlerBatch
 from tailrace.app.dispatch.lanes import QueuedRecord
 from tailrace.app.publish.results import HandlerTask
-from tailrace.core.delivery.progress import Lease
 from tailrace.core.metrics import UnmeasuredRun
+from tailrace.core.progress import Lease
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["RunningBatch", "Work", "Worker"]

@@ -13,7 +13,7 @@ from tailrace.app.failures.dead_letters import due_at
 from tailrace.app.topics.delay_queue import DelayedRecords, wait_ms
 from tailrace.app.topics.names import RetryTopic
 from tailrace.awaitables import AutoResetEvent
-from tailrace.core.delivery.progress import Lease
+from tailrace.core.progress import Lease
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["RetryTopicRecords"]

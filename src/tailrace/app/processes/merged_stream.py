@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias
 
-from tailrace.core.delivery.polled_records import PolledRecords
-from tailrace.core.delivery.progress import InFlight, Progress
+from tailrace.consumer.delivery.polled_records import PolledRecords
+from tailrace.core.progress import InFlight, Progress
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["LeaseKey", "MergedStream", "PartitionLease"]

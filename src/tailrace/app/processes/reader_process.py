@@ -36,7 +36,7 @@ from tailrace.app.processes.messages import (
 from tailrace.config import resolve
 from tailrace.consumer.sink_consumer import SinkConsumer
 from tailrace.core.cluster_metadata import is_other_log
-from tailrace.core.delivery.progress import Lease, Progress
+from tailrace.core.progress import Lease, Progress
 from tailrace.errors import TailraceError
 from tailrace.records import TopicPartition
 

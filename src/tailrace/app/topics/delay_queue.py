@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tailrace.core.delivery.progress import Lease
+from tailrace.core.progress import Lease
 from tailrace.records import TopicPartition
 
 __all__ = ["DelayedRecords", "delay_name", "retry_topic_index", "wait_ms"]

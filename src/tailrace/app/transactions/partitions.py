@@ -15,10 +15,10 @@ from uuid import UUID
 
 from tailrace.app.sources import HandlerGroup, Source
 from tailrace.consumer.delivery.completion import RecordSink
-from tailrace.core.delivery.positions import Position
-from tailrace.core.delivery.progress import Lease, Progress
+from tailrace.consumer.partition import Partition
 from tailrace.core.group_requests import Identity
 from tailrace.core.offset_map import encode_metadata
+from tailrace.core.progress import Lease, Progress
 from tailrace.errors import PublishError, TailraceError
 from tailrace.records import OffsetAndMetadata, Record, TopicPartition
 
@@ -46,22 +46,22 @@ class GroupView(Protocol):
     def next_offsets(self) -> Mapping[TopicPartition, int | None]:
         """Return the next offset to deliver of each assigned partition; None while the partition's start is unknown."""
 
-    def uncommitted_starts(self) -> Sequence[Position]:
+    def uncommitted_starts(self) -> Sequence[Partition]:
         """Return the positions whose start offset is not committed yet."""
 
-    def advanced_positions(self) -> Sequence[Position]:
+    def advanced_positions(self) -> Sequence[Partition]:
         """Return the positions that are above their committed offset, even if only gaps lie between."""
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Call ``on_change`` when a position may have changed."""
 
-    def is_ours(self, position: Position) -> bool:
+    def is_ours(self, position: Partition) -> bool:
         """Return True if a position belongs to the current assignment of its partition."""
 
     async def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the committed offsets, after pending transactions that may change them have ended."""
 
-    def read_again(self, position: Position, at: OffsetAndMetadata) -> None:
+    def read_again(self, position: Partition, at: OffsetAndMetadata) -> None:
         """Continue to read at a committed offset; if the topic was recreated, at ``auto_offset_reset``."""
 
 
@@ -129,7 +129,7 @@ _MAX_MAP_FILL = 0.75
 class TransactionPartition:
     """Records of one partition in the transaction."""
 
-    position: Position
+    position: Partition
     progress: Progress
     end_offset: int
     """Offset after the last record in the transaction."""
@@ -156,7 +156,7 @@ class TransactionPartition:
 class UndeliveredRecords:
     """Records of one partition that the consumer has returned and that are not delivered to the handlers yet."""
 
-    position: Position
+    position: Partition
     lease: Lease
 
     @property
@@ -230,39 +230,39 @@ class TransactionPartitions:
 
     # ---- for the transaction -----------------------------------------------------------------------------------
 
-    def add_start_offsets(self, positions: Iterable[Position]) -> None:
+    def add_start_offsets(self, positions: Iterable[Partition]) -> None:
         """Add partitions whose start offset must be committed before their first record is delivered."""
         for position in positions:
             assert position.progress is not None
             position.progress.hold()
-            self._partitions[position.partition] = _new_partition(
+            self._partitions[position.topic_partition] = _new_partition(
                 position, position.progress, position.progress.finished
             )
 
-    def add_advanced(self, positions: Iterable[Position]) -> None:
+    def add_advanced(self, positions: Iterable[Partition]) -> None:
         """Note how far positions have advanced past control records and gaps; replaces the previous call's notes."""
         self._advanced.clear()
         for position in positions:
             progress = position.progress
-            if position.partition in self.undelivered or progress is None:
+            if position.topic_partition in self.undelivered or progress is None:
                 continue
-            entry = self._partitions.get(position.partition)
+            entry = self._partitions.get(position.topic_partition)
             if entry is None:
                 self._advanced.append(_new_partition(position, progress, progress.delivered))
             elif entry.is_current:
                 entry.end_offset, entry.leader_epoch = progress.delivered, position.delivered_epoch
 
-    def add_delivered(self, position: Position, lease: Lease) -> None:
+    def add_delivered(self, position: Partition, lease: Lease) -> None:
         """Add records that were delivered to the handlers."""
-        entry = self._partitions.get(position.partition)
+        entry = self._partitions.get(position.topic_partition)
         if entry is not None and entry.is_current:
             entry.end_offset, entry.leader_epoch = lease.end, position.delivered_epoch
             entry.topic_id = position.topic_id
             return
         lease.progress.hold()
-        self._partitions[position.partition] = _new_partition(position, lease.progress, lease.end)
+        self._partitions[position.topic_partition] = _new_partition(position, lease.progress, lease.end)
 
-    def take_undelivered(self, count_of: Callable[[Sequence[Record]], int]) -> tuple[Position, Lease] | None:
+    def take_undelivered(self, count_of: Callable[[Sequence[Record]], int]) -> tuple[Partition, Lease] | None:
         """Remove the first undelivered records that may be delivered now, and return them; None if there are none.
 
         Args:
@@ -312,10 +312,10 @@ class TransactionPartitions:
         Raises:
             PublishError: an offset map does not fit into ``offset_metadata_max_bytes``.
         """
-        offsets = {entry.position.partition: self._offset(entry) for entry in (*self, *self._advanced)}
+        offsets = {entry.position.topic_partition: self._offset(entry) for entry in (*self, *self._advanced)}
         if (full := next((entry for entry in self if entry.map_fill > 1), None)) is not None:
             raise PublishError(
-                f"{full.position.partition}: the offset map does not fit into"
+                f"{full.position.topic_partition}: the offset map does not fit into"
                 f" offset_metadata_max_bytes={self._metadata_bytes} - raise it, up to the broker's"
                 " offset.metadata.max.bytes"
             )
@@ -324,14 +324,14 @@ class TransactionPartitions:
     def topic_ids(self) -> dict[TopicPartition, UUID]:
         """Return the known topic ids of the partitions in ``offsets``."""
         entries = (*self, *self._advanced)
-        return {entry.position.partition: entry.topic_id for entry in entries if entry.topic_id is not None}
+        return {entry.position.topic_partition: entry.topic_id for entry in entries if entry.topic_id is not None}
 
     def have_changed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
         """Return True if a commit of ``offsets`` would change the committed offsets or metadata."""
         return bool(self._advanced) or any(
             entry.position.has_stale_commit
-            or entry.position.committed != offsets[entry.position.partition].offset
-            or (entry.metadata or "") != offsets[entry.position.partition].metadata
+            or entry.position.committed != offsets[entry.position.topic_partition].offset
+            or (entry.metadata or "") != offsets[entry.position.topic_partition].metadata
             for entry in self
         )
 
@@ -341,13 +341,13 @@ class TransactionPartitions:
         for entry in entries:
             if not entry.is_current:
                 continue
-            committed = offsets[entry.position.partition]
+            committed = offsets[entry.position.topic_partition]
             entry.position.note_committed(committed.offset)
             entry.progress.release()
             if committed.offset < entry.end_offset and not entry.position.is_halted:
                 entry.progress.hold(committed.offset)
                 entry.metadata = committed.metadata
-                self._partitions[entry.position.partition] = entry
+                self._partitions[entry.position.topic_partition] = entry
 
     def is_full(self, partition: TopicPartition) -> bool:
         """Return True if no more records of a partition may be delivered, because its offset map is nearly full."""
@@ -357,7 +357,7 @@ class TransactionPartitions:
     def leave_unstarted(self) -> None:
         """Leave the unstarted records to the next owners of their partitions, and forget all partitions."""
         for entry in self:
-            self._handler_group.halt(entry.position.partition)
+            self._handler_group.halt(entry.position.topic_partition)
             entry.progress.release()
         self._partitions.clear()
 
@@ -371,7 +371,7 @@ class TransactionPartitions:
             for entry in self:
                 # A partition without records in the transaction is at its start offset already.
                 if group_view.is_ours(entry.position) and entry.is_current and entry.has_records:
-                    target = committed.get(entry.position.partition) or OffsetAndMetadata(entry.progress.finished)
+                    target = committed.get(entry.position.topic_partition) or OffsetAndMetadata(entry.progress.finished)
                     group_view.read_again(entry.position, target)
         finally:
             self._is_reading_again = False
@@ -391,5 +391,5 @@ class TransactionPartitions:
         return OffsetAndMetadata(offset, metadata, None if entry.leader_epoch < 0 else entry.leader_epoch)
 
 
-def _new_partition(position: Position, progress: Progress, end_offset: int) -> TransactionPartition:
+def _new_partition(position: Partition, progress: Progress, end_offset: int) -> TransactionPartition:
     return TransactionPartition(position, progress, end_offset, position.delivered_epoch, position.topic_id)

@@ -30,9 +30,9 @@ from tailrace.app.transactions.partitions import (
 )
 from tailrace.app.transactions.window import DeferredRecords, Window, WindowSettings, WindowStep
 from tailrace.awaitables import AutoResetEvent
+from tailrace.consumer.partition import Partition, UnreadableBatch
 from tailrace.core.backoff import Backoff
-from tailrace.core.delivery.positions import Position, UnreadableBatch
-from tailrace.core.delivery.progress import Lease
+from tailrace.core.progress import Lease
 from tailrace.errors import (
     AuthenticationError,
     BrokerConnectionError,
@@ -126,7 +126,7 @@ class TransactionDelivery:
         """True if a position may have changed since the last check."""
         group_view.watch(self._on_position_change)
 
-    async def next(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease] | None:
+    async def next(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease] | None:
         """Deliver the next records into the transaction, and return them; None if the window must be checked first.
 
         Args:
@@ -150,9 +150,9 @@ class TransactionDelivery:
         if (received := await self._slice_wait.wait(self._source.next_slice(room), until)) is None:
             return None
         position, lease = received
-        if position.has_stale_commit or self._deferred_records.may_hold_back(position.partition):
+        if position.has_stale_commit or self._deferred_records.may_hold_back(position.topic_partition):
             self._may_have_moved |= position.has_stale_commit
-            undelivered[position.partition] = UndeliveredRecords(position, lease)
+            undelivered[position.topic_partition] = UndeliveredRecords(position, lease)
             self._deferred_records.note_read(lease.rest, self._loop.time())
             return self._deliver_undelivered(room_of)
         self._add_delivered(position, lease)
@@ -188,12 +188,12 @@ class TransactionDelivery:
             self._window.cut()
         elif not self._window.is_open:
             undelivered = self._partitions.undelivered
-            if any(one.partition not in undelivered for one in self._group_view.advanced_positions()):
+            if any(one.topic_partition not in undelivered for one in self._group_view.advanced_positions()):
                 # Records that arrive within ``transaction_interval_ms`` join the transaction.
                 self._window.add(0, self._loop.time())
         return self._may_have_moved
 
-    def _deliver_undelivered(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease] | None:
+    def _deliver_undelivered(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease] | None:
         """Deliver records of ``undelivered`` of one partition, and return them; None if none may be delivered now."""
         now = self._loop.time()
 
@@ -206,8 +206,8 @@ class TransactionDelivery:
         position, lease = found
         self._add_delivered(position, lease)
         first = lease.records[0].offset
-        if self._deferred_records.reaches(position.partition, first):
-            self.single_record = position.partition, first
+        if self._deferred_records.reaches(position.topic_partition, first):
+            self.single_record = position.topic_partition, first
             self._window.close()
         return position, lease
 
@@ -223,10 +223,10 @@ class TransactionDelivery:
             delivered = self._group_view.next_offsets().get(partition)
         return self._deferred_records.room(partition, delivered, room, self._loop.time(), is_open=self._window.is_open)
 
-    def _add_delivered(self, position: Position, lease: Lease) -> None:
+    def _add_delivered(self, position: Partition, lease: Lease) -> None:
         self._window.add(lease.count, self._loop.time())
         self._partitions.add_delivered(position, lease)
-        self.last_delivered = position.partition, lease.records[-1].offset
+        self.last_delivered = position.topic_partition, lease.records[-1].offset
 
     @property
     def _is_open_without_work(self) -> bool:
@@ -437,7 +437,7 @@ class TransactionalSource:
             async with asyncio.timeout_at(until):
                 await self._no_transaction_open.wait()
 
-    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease]:
         """Deliver the next records of one partition, and return them; before that, end transactions that are due.
 
         Args:
@@ -552,7 +552,9 @@ class TransactionalSource:
         if self._window.is_open or len(self._deferred_records) > self._deferred_records.count_given_up:
             return False
         undelivered = self._partitions.undelivered.values()
-        return all(self._deferred_records.reaches(one.position.partition, one.first.offset) for one in undelivered)
+        return all(
+            self._deferred_records.reaches(one.position.topic_partition, one.first.offset) for one in undelivered
+        )
 
     # ---- committing --------------------------------------------------------------------------------------------
 
@@ -567,8 +569,8 @@ class TransactionalSource:
     def _on_failure(self, error: TailraceError) -> None:
         if isinstance(error, TopicRecreatedError):
             for one in self._partitions:
-                if one.position.partition in error.partitions:
-                    self._observer.emit(TopicRecreated(one.position.partition, one.end_offset))
+                if one.position.topic_partition in error.partitions:
+                    self._observer.emit(TopicRecreated(one.position.topic_partition, one.end_offset))
         # Two errors need no backoff: after PublishTooLargeError, smaller transactions isolate the record with the large
         # result; after TopicRecreatedError, the new topic is read.
         self._abort_soon(error, needs_backoff=not isinstance(error, PublishTooLargeError | TopicRecreatedError))

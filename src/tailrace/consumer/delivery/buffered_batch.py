@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 import msgspec
 
 from tailrace.config import ConsumerConfig
-from tailrace.core.delivery.positions import Position
+from tailrace.consumer.partition import Partition
 from tailrace.errors import CorruptRecordError, DecodeError, MalformedMessageError, TailraceError
 from tailrace.observe.events import RecordUnreadable
 from tailrace.observe.hooks import Observer
@@ -150,7 +150,7 @@ class BufferedBatch:
         self.is_decompressing = False
         self._limit = max_decompressed_bytes
 
-    def prepare(self, position: Position, on_prepared: Callable[[], None]) -> bool:
+    def prepare(self, position: Partition, on_prepared: Callable[[], None]) -> bool:
         """Decompress the batch and return True, or let a thread decompress a large batch and return False.
 
         ``on_prepared`` is called when the thread has finished. The next ``take`` raises the error if the batch cannot
@@ -204,7 +204,7 @@ class BufferedBatch:
             self._batch.pack()
             self._decoder = None
 
-    def _check_outcome(self, position: Position, outcome: _Outcome) -> None:
+    def _check_outcome(self, position: Partition, outcome: _Outcome) -> None:
         assert self._batch is not None
         if isinstance(outcome, MalformedMessageError):
             self._fail(position, str(outcome))
@@ -216,14 +216,14 @@ class BufferedBatch:
                 "raise this limit if you trust the producer",
             )
 
-    def _fail(self, position: Position, *reason_and_remedy: str) -> CorruptRecordError:
+    def _fail(self, position: Partition, *reason_and_remedy: str) -> CorruptRecordError:
         assert self._batch is not None
         self._error = error = CorruptRecordError(
-            position.partition, self._batch.base_offset, self._batch.next_offset, *reason_and_remedy
+            position.topic_partition, self._batch.base_offset, self._batch.next_offset, *reason_and_remedy
         )
         return error
 
-    def take(self, position: Position, count: int) -> list[Record]:
+    def take(self, position: Partition, count: int) -> list[Record]:
         """Take the next ``count`` records and return them; fewer at the end of the batch and before an error.
 
         Raises:
@@ -239,7 +239,7 @@ class BufferedBatch:
             return taken + self._decode_all(position, count - len(taken))
         return self._decode_all(position, count)
 
-    def take_into(self, columns: ColumnBuilder, position: Position, count: int) -> Sequence[Record]:
+    def take_into(self, columns: ColumnBuilder, position: Partition, count: int) -> Sequence[Record]:
         """Take the next ``count`` records as ``take`` does, add them to ``columns``, and return them.
 
         Raises:
@@ -297,7 +297,7 @@ class BufferedBatch:
         """Put back records that were taken and not used; the next ``take`` returns them first."""
         self._returned = [*records, *self._returned]
 
-    def _decode_all(self, position: Position, count: int) -> list[Record]:
+    def _decode_all(self, position: Partition, count: int) -> list[Record]:
         """Return the next ``count`` records of the batches; fewer at the end of the last batch and before an error."""
         records = self._decode(position, count)
         while self._following and len(records) < count and not self.is_blocked:
@@ -311,15 +311,15 @@ class BufferedBatch:
         return records
 
     @overload
-    def _decode(self, position: Position, count: int) -> list[Record]: ...
+    def _decode(self, position: Partition, count: int) -> list[Record]: ...
 
     @overload
-    def _decode(self, position: Position, count: int, columns: ColumnBuilder) -> Sequence[Record]: ...
+    def _decode(self, position: Partition, count: int, columns: ColumnBuilder) -> Sequence[Record]: ...
 
-    def _decode(self, position: Position, count: int, columns: ColumnBuilder | None = None) -> Sequence[Record]:
+    def _decode(self, position: Partition, count: int, columns: ColumnBuilder | None = None) -> Sequence[Record]:
         if self._batch is None:
             return []
-        topic, partition = position.partition
+        topic, partition = position.topic_partition
         if self._decoder is None:
             assert position.delivered is not None
             self._decoder = self._batch.decode(topic, partition, max(position.delivered, self._decoded_to))

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from tailrace.awaitables import AutoResetEvent
 from tailrace.batches.columns import ArrowBatch, offsets_of
+from tailrace.consumer.delivery.polled_records import PolledRecords
 from tailrace.consumer.delivery.slices import RecordSlice
-from tailrace.core.delivery.polled_records import PolledRecords
-from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.delivery.progress import InFlight, Lease, Progress
+from tailrace.consumer.partition import AssignedPartitions, Partition
+from tailrace.core.progress import InFlight, Lease, Progress
 from tailrace.records import Record, TopicPartition
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class FinishedCounter:
         on_due: called by ``check_due`` when the number given to ``set_due_at`` is reached.
     """
 
-    def __init__(self, positions: Positions, polled: PolledRecords, *, has_manual_ack: bool) -> None:
+    def __init__(self, positions: AssignedPartitions, polled: PolledRecords, *, has_manual_ack: bool) -> None:
         self.on_due: Callable[[], None] = lambda: None
         self._positions, self._polled, self._has_manual_ack = positions, polled, has_manual_ack
         self._due_at: int | None = None
@@ -132,7 +132,7 @@ class DeliveryProgress:
         progress_made: event that is set when records in flight may have been finished or dropped.
     """
 
-    def __init__(self, positions: Positions, *, has_manual_ack: bool) -> None:
+    def __init__(self, positions: AssignedPartitions, *, has_manual_ack: bool) -> None:
         self.polled = PolledRecords()
         self.sink: RecordSink | None = None
         self.finished_counter = FinishedCounter(positions, self.polled, has_manual_ack=has_manual_ack)
@@ -296,11 +296,11 @@ class DeliveryProgress:
 
     # ---- releasing ---------------------------------------------------------------------------------------------
 
-    def halt(self, position: Position) -> None:
+    def halt(self, position: Partition) -> None:
         """Start no more records of a partition; records in flight stay in flight."""
         position.is_halted = True
         if self.sink is not None:
-            self.sink.halt(position.partition)
+            self.sink.halt(position.topic_partition)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget the delivered records of ``partitions``, in flight or not taken."""
@@ -329,7 +329,7 @@ class DeliveryProgress:
         """
         wanted = frozenset(partitions)
         while True:
-            held = frozenset(p.partition for p in self._positions.of(wanted) if p.has_in_flight)
+            held = frozenset(p.topic_partition for p in self._positions.of(wanted) if p.has_in_flight)
             if not held or self._loop.time() >= until:
                 return held
             await self.progress_made.wait(until)

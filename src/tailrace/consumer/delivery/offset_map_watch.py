@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
+from tailrace.consumer.partition import Partition
 from tailrace.consumer.parts import ConsumerParts
-from tailrace.core.delivery.positions import Position
-from tailrace.core.delivery.progress import Progress
 from tailrace.core.offset_map import DecodedMetadata
+from tailrace.core.progress import Progress
 from tailrace.observe.events import (
     FinishedRecordsSkipped,
     ForeignMetadataFound,
@@ -49,9 +49,9 @@ class OffsetMapWatch:
 
     # ---- maps of earlier owners --------------------------------------------------------------------------------
 
-    def report_found(self, position: Position, decoded: DecodedMetadata) -> None:
+    def report_found(self, position: Partition, decoded: DecodedMetadata) -> None:
         """Report the commit metadata of a newly assigned partition by an event, and count metadata that is ignored."""
-        partition, offset = position.partition, position.finished
+        partition, offset = position.topic_partition, position.finished
         assert offset is not None
         if decoded.problem:
             self._observer.emit(OffsetMapIgnored(partition, offset, decoded.problem))
@@ -62,7 +62,7 @@ class OffsetMapWatch:
             self._observer.emit(OffsetMapFound(partition, offset, finished, decoded.writer))
         self.ignored += bool(decoded.problem) or decoded.is_foreign
 
-    def check_log(self, position: Position, end_offset: int, current_epoch: int) -> None:
+    def check_log(self, position: Partition, end_offset: int, current_epoch: int) -> None:
         """Drop an earlier owner's offset map if it is of another log.
 
         Args:
@@ -76,7 +76,7 @@ class OffsetMapWatch:
         if reason := known.contradiction(str(position.topic_id or ""), end_offset, current_epoch):
             self._drop_known(position, reason)
 
-    def check_batch(self, position: Position, base_offset: int, leader_epoch: int) -> None:
+    def check_batch(self, position: Partition, base_offset: int, leader_epoch: int) -> None:
         """Drop an earlier owner's offset map if a batch within the map's range was written after the map."""
         known = position.progress.known if position.progress is not None else None
         if known is not None and known.is_rewritten_by(base_offset, leader_epoch):
@@ -86,22 +86,22 @@ class OffsetMapWatch:
             )
             self._drop_known(position, reason)
 
-    def _drop_known(self, position: Position, reason: str) -> None:
+    def _drop_known(self, position: Partition, reason: str) -> None:
         assert position.progress is not None
         position.progress.forget_known()
         self.ignored += 1
-        self._observer.emit(OffsetMapIgnored(position.partition, position.progress.finished, reason))
+        self._observer.emit(OffsetMapIgnored(position.topic_partition, position.progress.finished, reason))
 
-    def without_finished(self, position: Position, records: Sequence[Record]) -> Sequence[Record]:
+    def without_finished(self, position: Partition, records: Sequence[Record]) -> Sequence[Record]:
         """Return ``records`` without those that an earlier owner has finished; count these for an event."""
         known = position.progress.known if position.progress is not None else None
         if known is None:
             return records
         if records and records[0].offset >= known.limit:
-            self._report_skipped(position.partition)
+            self._report_skipped(position.topic_partition)
             return records
         left = [record for record in records if not known.is_finished(record.offset)]
-        partition = position.partition
+        partition = position.topic_partition
         self._skipped[partition] = self._skipped.get(partition, 0) + len(records) - len(left)
         if records and records[-1].offset + 1 >= known.limit:
             self._report_skipped(partition)
@@ -114,18 +114,18 @@ class OffsetMapWatch:
 
     # ---- size of the current map -------------------------------------------------------------------------------
 
-    def is_due(self, position: Position) -> bool:
+    def is_due(self, position: Partition) -> bool:
         """Return True if the size of the partition's map should be estimated now."""
         if not self._max_bytes or position.progress is None:
             return False
         return position.map_fill.is_due(position.progress, self._max_bytes)
 
-    def measure(self, position: Position) -> None:
+    def measure(self, position: Partition) -> None:
         """Estimate the size of the partition's map."""
         if position.progress is not None:
             position.map_fill.measure(position.progress, self._max_bytes, self._writer, self._loop.time())
 
-    def holds_back(self, position: Position) -> bool:
+    def holds_back(self, position: Partition) -> bool:
         """Check if a partition must not start new records because its offset map is too full, and return the result.
 
         An event is emitted when the result changes. A full map that may have shrunk is measured again, now or at
@@ -152,8 +152,8 @@ class OffsetMapWatch:
             return False
         return progress.known is None or progress.delivered >= progress.known.limit
 
-    def _report_change(self, position: Position, progress: Progress, *, is_held: bool) -> None:
-        partition, fill = position.partition, position.map_fill
+    def _report_change(self, position: Partition, progress: Progress, *, is_held: bool) -> None:
+        partition, fill = position.topic_partition, position.map_fill
         if is_held is (partition in self._held_back):
             return
         if is_held:

@@ -2,7 +2,7 @@
 
 Batches are decoded in slices: records of one partition that are decoded and delivered together. The only work per
 record is ``next`` of a list iterator. Everything else is done once per slice: choosing the partition, decoding,
-creating a lease (which tracks the records in flight, see ``core.delivery.progress``), and yielding to the event loop.
+creating a lease (which tracks the records in flight, see ``core.progress``), and yielding to the event loop.
 Nothing leaves the buffer before the last ``await`` of a call, so a canceled call loses no record.
 """
 
@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from tailrace.awaitables import AutoResetEvent
 from tailrace.batches.columns import ArrowBatch, ColumnBuilder
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.delivery.buffer import FetchBuffer
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.completion import DeliveryProgress, PolledSink, RecordSink
 from tailrace.consumer.delivery.offset_map_watch import OffsetMapWatch
 from tailrace.consumer.delivery.slices import FIRST_SLICE, OffsetGaps, RecordSlice, SliceReader, is_too_long, next_slice
 from tailrace.consumer.delivery.unreadable_batches import UnreadableBatches
+from tailrace.consumer.partition import AssignedPartitions, FetchBuffer, Partition
 from tailrace.consumer.parts import ConsumerParts
-from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.delivery.progress import InFlight, Lease
+from tailrace.core.progress import InFlight, Lease
 from tailrace.errors import ConsumerStateError, ConsumerTimeoutError, TailraceError, UnreadableBatchError
 from tailrace.records import AnyRecord, Record, TopicPartition
 
@@ -40,7 +39,9 @@ __all__ = ["BufferedCounts", "Reader", "poll_or_stop", "poll_within", "poll_with
 class BufferedCounts:
     """Counts the records in one consumer's fetch buffer."""
 
-    def __init__(self, positions: Positions, buffer: FetchBuffer[BufferedBatch], slice_reader: SliceReader) -> None:
+    def __init__(
+        self, positions: AssignedPartitions, buffer: FetchBuffer[BufferedBatch], slice_reader: SliceReader
+    ) -> None:
         self._positions, self._buffer, self._slice_reader = positions, buffer, slice_reader
 
     def are_available(
@@ -61,14 +62,14 @@ class BufferedCounts:
         found, has_room, is_full = 0, False, False
         share = self._buffer.share_of(len(self._positions))
         for position in self._positions:
-            is_wanted = partitions is None or position.partition in partitions
-            if not is_wanted or not self._slice_reader.is_readable(position.partition):
+            is_wanted = partitions is None or position.topic_partition in partitions
+            if not is_wanted or not self._slice_reader.is_readable(position.topic_partition):
                 continue
-            for buffered in self._buffer.all_buffered(position.partition):
+            for buffered in self._buffer.all_buffered(position.topic_partition):
                 found += buffered.max_count_from(position.delivered or 0)
                 if found >= count or buffered.has_error:
                     return True
-            takes_more = share - self._buffer.bytes_of(position.partition) > share // 2
+            takes_more = share - self._buffer.bytes_of(position.topic_partition) > share // 2
             has_room, is_full = has_room or takes_more, is_full or not takes_more
         # Bytes reserved by a fetch in flight count as room, because that fetch may bring the missing records.
         has_room = has_room and self._buffer.max_bytes - self._buffer.held_bytes > share // 2
@@ -325,7 +326,7 @@ class Reader:
         self._put_back_current()
         self.delivery.attach_sink(sink, polled_sink)
 
-    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease]:
         """Wait for a slice, deliver it to the sink, and return the position of its partition and its lease.
 
         Args:
@@ -337,7 +338,7 @@ class Reader:
 
     def take_slice(
         self, room_of: Callable[[TopicPartition], int], in_flight: InFlight = InFlight.NOTHING
-    ) -> tuple[Position, Lease] | None:
+    ) -> tuple[Partition, Lease] | None:
         """Deliver a slice as ``next_slice`` does, but without waiting; return None if there is none.
 
         Args:
@@ -552,7 +553,8 @@ class Reader:
         if self._is_waiting and not self._waits_for_ack:
             return False
         has_buffered = any(
-            self._buffer.holds(p.partition) and self._slice_reader.is_readable(p.partition) for p in self._positions
+            self._buffer.holds(p.topic_partition) and self._slice_reader.is_readable(p.topic_partition)
+            for p in self._positions
         )
         return self.delivery.awaits_poll(has_buffered=has_buffered)
 

@@ -10,11 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeAlias, TypeVar
 
-from tailrace.consumer.delivery.buffer import DecompressedBatches, FetchBuffer
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.offset_map_watch import OffsetMapWatch
-from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.delivery.progress import InFlight, Lease
+from tailrace.consumer.partition import AssignedPartitions, DecompressedBatches, FetchBuffer, Partition
+from tailrace.core.progress import InFlight, Lease
 from tailrace.errors import OffsetGapError, TailraceError
 from tailrace.records import Record, TopicPartition
 
@@ -62,17 +61,17 @@ class OffsetGaps:
         self._next: dict[TopicPartition, tuple[int, int]] = {}
         """Assignment epoch and next expected offset."""
 
-    def check(self, position: Position, records: Sequence[Record]) -> tuple[int, OffsetGapError | None]:
+    def check(self, position: Partition, records: Sequence[Record]) -> tuple[int, OffsetGapError | None]:
         """Return the number of ``records`` before the first gap, and the error to raise there; None without a gap."""
-        epoch, expected = self._next.get(position.partition, (-1, 0))
+        epoch, expected = self._next.get(position.topic_partition, (-1, 0))
         if epoch != position.epoch:
             expected = position.delivered or 0
         for count, record in enumerate(records):
             if record.offset > expected:
-                self._next[position.partition] = (position.epoch, expected)
-                return count, OffsetGapError(position.partition, expected, record.offset)
+                self._next[position.topic_partition] = (position.epoch, expected)
+                return count, OffsetGapError(position.topic_partition, expected, record.offset)
             expected = record.offset + 1
-        self._next[position.partition] = (position.epoch, expected)
+        self._next[position.topic_partition] = (position.epoch, expected)
         return len(records), None
 
 
@@ -110,7 +109,7 @@ _MAX_ATTEMPTS = 64
 class RecordSlice:
     """Records of one partition that are decoded and delivered together."""
 
-    position: Position
+    position: Partition
     records: Sequence[Record]
     end: int
     """Offset at which the partition continues after the slice."""
@@ -138,7 +137,7 @@ class SliceReader:
 
     def __init__(  # noqa: PLR0913 - one argument for each part that a slice passes
         self,
-        positions: Positions,
+        positions: AssignedPartitions,
         buffer: FetchBuffer[BufferedBatch],
         maps: OffsetMapWatch,
         *,
@@ -210,9 +209,9 @@ class SliceReader:
         return None
 
     def _take_slice(
-        self, position: Position, count: int, columns: ColumnBuilder | None, is_wanted: PartitionPredicate
+        self, position: Partition, count: int, columns: ColumnBuilder | None, is_wanted: PartitionPredicate
     ) -> RecordSlice | None:
-        buffered = self._buffer.head(position.partition)
+        buffered = self._buffer.head(position.topic_partition)
         assert buffered is not None
         if buffered.is_compressed and not self._prepare(position, buffered):
             return None
@@ -226,7 +225,7 @@ class SliceReader:
                     raise gap
                 records, is_used_up = records[:count_before], False
         if is_used_up:
-            self._remove_first_batch(position.partition)
+            self._remove_first_batch(position.topic_partition)
         end = buffered.next_offset if is_used_up else records[-1].offset + 1
         records = self._maps.without_finished(position, records)
         if not records:
@@ -249,7 +248,7 @@ class SliceReader:
         while (
             found.buffered is None
             and (wanted := count - len(found.records) - len(added)) > 0
-            and (following := self._buffer.head(position.partition)) is not None
+            and (following := self._buffer.head(position.topic_partition)) is not None
             and following.can_share_slice
             and following.leader_epoch == found.leader_epoch
         ):
@@ -262,7 +261,7 @@ class SliceReader:
             except TailraceError:
                 break  # The next slice raises the error again.
             if _is_used_up(following, taken, wanted):
-                self._remove_first_batch(position.partition)
+                self._remove_first_batch(position.topic_partition)
                 found.end = following.next_offset
             else:
                 found.buffered, found.end = following, taken[-1].offset + 1
@@ -275,7 +274,7 @@ class SliceReader:
         self._on_room()
 
     def _take_records(
-        self, buffered: BufferedBatch, position: Position, count: int, columns: ColumnBuilder | None
+        self, buffered: BufferedBatch, position: Partition, count: int, columns: ColumnBuilder | None
     ) -> tuple[Sequence[Record], bool]:
         """Take and return the next records; also return True if they were added to ``columns``, otherwise False."""
         has_known = position.progress is not None and position.progress.has_known_ahead
@@ -284,13 +283,13 @@ class SliceReader:
             return buffered.take(position, count), False
         return buffered.take_into(columns, position, count), True
 
-    def _prepare(self, position: Position, buffered: BufferedBatch) -> bool:
+    def _prepare(self, position: Partition, buffered: BufferedBatch) -> bool:
         def prepared() -> None:
             self._decompressed.note_decompressed(buffered)
             self._on_prepared()
 
         is_prepared = buffered.prepare(position, prepared)
-        self._decompressed.add(position.partition, buffered)
+        self._decompressed.add(position.topic_partition, buffered)
         return is_prepared
 
     def put(self, partition: TopicPartition, buffered: BufferedBatch, size: int) -> None:
@@ -305,10 +304,10 @@ class SliceReader:
         ``next_slice`` skips them, too, but is not called during a wait for many records.
         """
         for position in self._positions:
-            while (buffered := self._buffer.head(position.partition)) is not None and buffered.is_empty:
-                if not self.is_readable(position.partition):
+            while (buffered := self._buffer.head(position.topic_partition)) is not None and buffered.is_empty:
+                if not self.is_readable(position.topic_partition):
                     break
-                self._buffer.pop(position.partition)
+                self._buffer.pop(position.topic_partition)
                 position.skip(buffered.next_offset, buffered.leader_epoch)
 
     def put_back(self, record_slice: RecordSlice, rest: Sequence[Record]) -> None:
@@ -317,7 +316,7 @@ class SliceReader:
             record_slice.buffered.give_back(rest)
         else:
             returned = BufferedBatch(record_slice.end, returned=rest, leader_epoch=record_slice.leader_epoch)
-            self._buffer.put_back(record_slice.position.partition, returned)
+            self._buffer.put_back(record_slice.position.topic_partition, returned)
 
 
 def _is_used_up(buffered: BufferedBatch, taken: Sequence[Record], wanted: int) -> bool:

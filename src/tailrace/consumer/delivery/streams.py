@@ -12,9 +12,9 @@ import asyncio
 from typing import Protocol, Self
 
 from tailrace.consumer.delivery.reader import Reader, poll_or_stop
+from tailrace.consumer.partition import Partition
 from tailrace.consumer.parts import ConsumerParts
-from tailrace.core.delivery.positions import Position
-from tailrace.core.delivery.progress import InFlight, Lease
+from tailrace.core.progress import InFlight, Lease
 from tailrace.errors import ConsumerStateError
 from tailrace.records import AnyRecord, KeyT_co, Record, TopicPartition, ValueT_co
 
@@ -45,8 +45,8 @@ class PartitionStream:
         size: maximum number of records in a slice.
     """
 
-    def __init__(self, streams: Streams, position: Position, size: int) -> None:
-        self._partition = position.partition
+    def __init__(self, streams: Streams, position: Partition, size: int) -> None:
+        self._partition = position.topic_partition
         self._streams, self._position, self._size = streams, position, size
         self._lease: Lease | None = None
         """Lease of the current slice."""
@@ -154,7 +154,7 @@ class Streams:
         self.parts, self._positions, self._reader = parts, parts.positions, reader
         self._streams: dict[TopicPartition, PartitionStream] = {}
         self._opened_assignments: set[int] = set()
-        """Assignment numbers (``Position.assignment``) that have a stream."""
+        """Assignment numbers (``Partition.assignment``) that have a stream."""
         self._is_waiting_on_reader = False
         """True while a task waits on the reader."""
         self._shared_wakeup = asyncio.Event()
@@ -169,15 +169,15 @@ class Streams:
                 raise StopAsyncIteration
             for position in self._positions:
                 if position.assignment not in self._opened_assignments:
-                    return position.partition, self._open_stream(position)
+                    return position.topic_partition, self._open_stream(position)
             await self.wait_for_wakeup()
 
-    def _open_stream(self, position: Position) -> PartitionStream:
+    def _open_stream(self, position: Partition) -> PartitionStream:
         self._opened_assignments = {one.assignment for one in self._positions} & self._opened_assignments | {
             position.assignment
         }
         size = max(1, min(500, self.parts.config.max_queued_records // max(1, len(self._positions))))
-        stream = self._streams[position.partition] = PartitionStream(self, position, size)
+        stream = self._streams[position.topic_partition] = PartitionStream(self, position, size)
         return stream
 
     # ---- for the streams ---------------------------------------------------------------------------------------
@@ -191,9 +191,9 @@ class Streams:
         found = self._reader.take_slice(lambda one: size if one == partition else 0, InFlight.LAST)
         return None if found is None else found[1]
 
-    def is_assigned(self, position: Position) -> bool:
+    def is_assigned(self, position: Partition) -> bool:
         """Return True if the partition is still assigned."""
-        return self._positions.get(position.partition) is position and not self._reader.is_over()
+        return self._positions.get(position.topic_partition) is position and not self._reader.is_over()
 
     def note_finished(self) -> None:
         """Wake a revocation that waits for records in flight, and check if a commit is due."""

@@ -7,11 +7,10 @@ import random
 import shlex
 from typing import Literal, TypeAlias
 
-from tailrace.consumer.delivery.buffer import FetchBuffer
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
+from tailrace.consumer.partition import FetchBuffer, Partition, UnreadableBatch
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.core.backoff import Backoff
-from tailrace.core.delivery.positions import Position, UnreadableBatch
 from tailrace.errors import UnreadableBatchError
 from tailrace.observe.events import CorruptBatchSkipped, PartitionBlocked, PartitionUnblocked
 from tailrace.records import TopicPartition
@@ -27,7 +26,7 @@ _PAUSES = Backoff(1.0, 30.0)
 class UnreadableBatches:
     """Batches of one consumer that cannot be read: their partitions wait, or the batches are skipped.
 
-    A waiting partition has no buffered records and is not fetched until the next attempt. ``Position.unreadable`` has
+    A waiting partition has no buffered records and is not fetched until the next attempt. ``Partition.unreadable`` has
     its batch; a seek, a reset and a revocation end the wait.
 
     Args:
@@ -90,17 +89,17 @@ class UnreadableBatches:
                 position.fetch_again()
                 self._parts.changed()
 
-    def _wait(self, position: Position, offset: int, error: UnreadableBatchError) -> None:
+    def _wait(self, position: Partition, offset: int, error: UnreadableBatchError) -> None:
         earlier = position.unreadable
         attempts = 1 if earlier is None else earlier.attempts + 1
         retry_at = self._loop.time() + _PAUSES.pause_s(attempts, random.random())  # noqa: S311 - for jitter
         advice = f"{error.remedy}, or {self._way_on(error)}"
         position.wait_at(UnreadableBatch(offset, error.next_offset, error.reason, advice, attempts, retry_at))
-        self._waiting.add(position.partition)
+        self._waiting.add(position.topic_partition)
         if earlier is None or earlier.offset != offset:
             self._observer.emit(
                 PartitionBlocked(
-                    self._group_id, position.partition, offset, error.next_offset, error.reason, advice, error
+                    self._group_id, position.topic_partition, offset, error.next_offset, error.reason, advice, error
                 )
             )
 

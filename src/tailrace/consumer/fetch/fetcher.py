@@ -15,7 +15,7 @@ import contextlib
 import heapq
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from uuid import UUID
@@ -26,7 +26,6 @@ from anyio.abc import TaskGroup
 from tailrace.awaitables import AutoResetEvent
 from tailrace.batches.record_batch import batches_of
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.delivery.buffer import FetchBuffer
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch, make_deserializers
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.fetch.plan import (
@@ -36,17 +35,21 @@ from tailrace.consumer.fetch.plan import (
     FetcherSlot,
     FetchLimits,
     FetchPlan,
+    FetchSession,
+    FetchSources,
     FetchWait,
+    SessionPart,
     is_interruption,
     make_plan,
     slot_of,
+    sources_change_at,
+    without_session,
 )
-from tailrace.consumer.fetch.session import FetchSession, FetchSources, SessionPart, sources_change_at, without_session
+from tailrace.consumer.partition import FetchBuffer, Partition
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.backoff import Backoff
-from tailrace.core.delivery.positions import Position
-from tailrace.core.start_point import StartFrom, StartPoint
+from tailrace.core.start_point import LATEST, StartFrom, StartPoint
 from tailrace.error_codes import name_of
 from tailrace.errors import (
     AuthenticationError,
@@ -60,6 +63,7 @@ from tailrace.errors import (
     broker_error,
 )
 from tailrace.net.broker import Channel, ChannelKey
+from tailrace.net.offsets import group_by_leader, list_offsets_of_leader
 from tailrace.observe.events import CorruptBatchFetched, FetchCompleted, FetchFailed, FetchInterrupted, LogTruncated
 from tailrace.protocol.records import AbortedTransaction, FetchedPartition, FetchRequest, FetchResponse
 from tailrace.records import TopicPartition
@@ -69,14 +73,90 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchHeader",
+    "EndOffsetRefresher",
     "FetchConnection",
     "FetchLoop",
     "Fetcher",
     "connection_name",
     "fault_of",
+    "positions_without_fetch",
     "size_error",
     "visible",
 ]
+
+# ---- refresh of the end offsets of partitions that are not fetched, for statistics and metrics -----------------------
+
+# ---- selection of the partitions whose end offsets have to be requested, because no fetch reports them ---------------
+
+
+def positions_without_fetch(positions: Iterable[Partition], in_flight: Iterable[FetchPlan]) -> list[Partition]:
+    """Return the positions of partitions that no fetch in flight includes, for example because they are paused.
+
+    The answer to a fetch in flight reports the end offset of its partitions when it changes.
+    """
+    requested = {partition for plan in in_flight for partition in plan.partitions}
+    return [one for one in positions if one.is_fetchable and one.topic_partition not in requested]
+
+
+# ---- refresh of the end offsets of partitions that are not fetched, for statistics and metrics -----------------------
+
+_INTERVAL_S = 5.0
+"""Interval of the requests for end offsets, in seconds."""
+
+
+class EndOffsetRefresher:
+    """Requests the end offsets of partitions that are not fetched, for example because they are paused.
+
+    Responses to fetches contain the end offsets of all other partitions. Requests are sent every five seconds, but only
+    if statistics or metrics were read since the last requests.
+
+    Args:
+        in_flight: returns the plans of the fetches in flight.
+    """
+
+    def __init__(self, parts: ConsumerParts, in_flight: Callable[[], Iterable[FetchPlan]]) -> None:
+        self._parts, self._in_flight = parts, in_flight
+        self._is_read = False
+
+    def note_reading(self) -> None:
+        """Note that statistics or metrics are read, so that end offsets are requested. Thread-safe."""
+        self._is_read = True
+
+    async def run_refreshes(self) -> None:
+        """Request end offsets after each interval in which statistics or metrics were read, until canceled."""
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            if self._is_read:
+                self._is_read = False
+                await self._refresh(positions_without_fetch(self._parts.positions, self._in_flight()))
+
+    async def _refresh(self, positions: Iterable[Partition]) -> None:
+        by_leader_id, _ = group_by_leader(self._parts.cluster, [one.topic_partition for one in positions])
+        async with anyio.create_task_group() as tasks:
+            for leader_id, partitions in by_leader_id.items():
+                tasks.start_soon(self._request, leader_id, partitions)
+
+    async def _request(self, leader_id: int, partitions: list[TopicPartition]) -> None:
+        before = {
+            one.topic_partition: (one.epoch, one.last_stable_offset) for one in self._parts.positions.of(partitions)
+        }
+        try:
+            found, refused = await list_offsets_of_leader(
+                self._parts.cluster,
+                leader_id,
+                dict.fromkeys(before, LATEST),
+                isolation_level=self._parts.isolation_level,
+            )
+        except (BrokerConnectionError, MalformedMessageError):
+            self._parts.metadata_refresher.ask()
+            return  # The next interval repeats the request. Fetches from this broker report the failure.
+        if refused:
+            self._parts.metadata_refresher.ask()
+        for position in self._parts.positions.of(found):
+            # The answer is outdated if a fetch was answered meanwhile, or the partition was assigned again.
+            if before[position.topic_partition] == (position.epoch, position.last_stable_offset):
+                position.last_stable_offset = found[position.topic_partition].offset
+
 
 # ---- visibility of fetched batches -----------------------------------------------------------------------------------
 
@@ -172,13 +252,13 @@ def fault_of(config: ConsumerConfig, batch: RecordBatch) -> str | None:
     return None
 
 
-def size_error(config: ConsumerConfig, position: Position, batch: RecordBatch) -> TailraceError | None:
+def size_error(config: ConsumerConfig, position: Partition, batch: RecordBatch) -> TailraceError | None:
     """Return the error to raise in place of ``batch``; None if the batch is within the limit."""
     limit = config.max_batch_bytes
     if limit is None or batch.size <= limit:
         return None
     return RecordTooLargeError(
-        position.partition,
+        position.topic_partition,
         batch.base_offset,
         batch.next_offset,
         f"a batch of {batch.size} bytes is larger than max_batch_bytes={limit}",
@@ -266,7 +346,7 @@ class Fetcher:
     def _start_loops(self, tasks: TaskGroup) -> None:
         now, count = self._loop.time(), self._parts.config.num_fetchers
         sources = self._sources.at(self._cluster.topology)
-        for node_id, number in {(one.node_id(now), slot_of(one.position.partition, count)) for one in sources}:
+        for node_id, number in {(one.node_id(now), slot_of(one.position.topic_partition, count)) for one in sources}:
             if node_id is None:
                 self._parts.metadata_refresher.ask()
             elif (connection := FetchConnection(node_id, FetcherSlot(number, count))) not in self._loops:
@@ -373,7 +453,7 @@ class Fetcher:
         plan = self._new_plan(connection)
         made_room = self._drop_excess_batches(plan.overdrawn)
         for position in self._positions.of(plan.recreated):
-            self._reset_position(position, self._policy.start_of_added(position.partition))
+            self._reset_position(position, self._policy.start_of_added(position.topic_partition))
         if plan.unassigned:
             self._back_off(self._positions.of(plan.unassigned))
             self._parts.metadata_refresher.ask()
@@ -389,19 +469,19 @@ class Fetcher:
         share, made_room = self._buffer.share_of(len(self._positions)), False
         for position in self._positions.of(overdrawn):
             # A partition that is not paused keeps batches of its share, because they would be fetched again at once.
-            last = self._buffer.cut(position.partition, share, 0 if position.is_paused else share)
+            last = self._buffer.cut(position.topic_partition, share, 0 if position.is_paused else share)
             if last is not None:
                 position.set_fetched(last.next_offset, last.leader_epoch)
                 made_room = True
             # ``cut`` keeps the oldest batch, which may be larger than the share.
-            if position.is_paused and self._buffer.bytes_of(position.partition) > share:
+            if position.is_paused and self._buffer.bytes_of(position.topic_partition) > share:
                 self._drop_buffered(position)
                 made_room = True
         return made_room
 
-    def _drop_buffered(self, position: Position) -> None:
+    def _drop_buffered(self, position: Partition) -> None:
         """Drop all buffered batches of a partition, and fetch them again later."""
-        self._buffer.drop(position.partition)
+        self._buffer.drop(position.topic_partition)
         position.fetch_again()
 
     async def _wait(self, wakeup: AutoResetEvent, plan: FetchPlan) -> None:
@@ -417,7 +497,7 @@ class Fetcher:
         self, connection: FetchConnection, plan: FetchPlan, session: FetchSession, wait_s: float
     ) -> FetchResponse:
         requested = self._positions.of(plan.partitions)
-        if any(one.high_watermark is None and session.knows(one.partition) for one in requested):
+        if any(one.high_watermark is None and session.knows(one.topic_partition) for one in requested):
             # The partition was reassigned after it was added to the session. In a session the broker sends a high
             # watermark only when it changes; in a new session, it sends all of them at once.
             session.restart()
@@ -489,17 +569,17 @@ class Fetcher:
             topic = fetched.topic or names.get(fetched.topic_id, "")
             position = self._positions.get(TopicPartition(topic, fetched.partition))
             if position is not None and plan.is_valid_for(position):
-                self._handle_partition(node_id, position, fetched, plan.partitions[position.partition].topic_id)
+                self._handle_partition(node_id, position, fetched, plan.partitions[position.topic_partition].topic_id)
 
     def _handle_partition(
-        self, node_id: int, position: Position, fetched: FetchedPartition, fetched_topic_id: UUID
+        self, node_id: int, position: Partition, fetched: FetchedPartition, fetched_topic_id: UUID
     ) -> None:
         if fetched.error_code and position.preferred_read_replica == node_id:
             # The follower may lag, or have lost the partition. Only an error of the leader is final.
             position.preferred_read_replica = None
             error = name_of(fetched.error_code)
             self._report_failure(
-                node_id, position.partition, error, FetchErrorAction.REFRESH_METADATA, position.failures
+                node_id, position.topic_partition, error, FetchErrorAction.REFRESH_METADATA, position.failures
             )
             self._back_off([position])
             self.wake()
@@ -511,18 +591,18 @@ class Fetcher:
                 )
                 return
             case FetchErrorAction.RESET:
-                self._reset_position(position, self._policy.start_after_reset(position.partition))
+                self._reset_position(position, self._policy.start_after_reset(position.topic_partition))
                 return
             case FetchErrorAction.REFRESH_METADATA:
                 self._cluster.learn_leader(
-                    position.partition, fetched.current_leader.leader_id, fetched.current_leader.leader_epoch
+                    position.topic_partition, fetched.current_leader.leader_id, fetched.current_leader.leader_epoch
                 )
                 self._parts.metadata_refresher.ask()
             case FetchErrorAction.RAISE:
-                self._reader.report(broker_error(fetched.error_code, f"{position.partition} cannot be fetched"))
+                self._reader.report(broker_error(fetched.error_code, f"{position.topic_partition} cannot be fetched"))
             case FetchErrorAction.RETRY:
                 pass
-        self._report_failure(node_id, position.partition, name_of(fetched.error_code), action, position.failures)
+        self._report_failure(node_id, position.topic_partition, name_of(fetched.error_code), action, position.failures)
         self._back_off([position])
 
     def _report_failure(
@@ -537,38 +617,40 @@ class Fetcher:
         exception = error if isinstance(error, Exception) else None
         self._observer.emit(kind(f"broker {node_id}", partition, str(error), exception))
 
-    def _reset_position(self, position: Position, at: StartPoint) -> None:
+    def _reset_position(self, position: Partition, at: StartPoint) -> None:
         """Reset a position that is out of range, or whose topic was recreated, to the start point ``at``.
 
         While fetched records are unfinished, only let the partition back off.
         """
-        if self._buffer.holds(position.partition) or position.finished != position.delivered:
+        if self._buffer.holds(position.topic_partition) or position.finished != position.delivered:
             # Records that are already fetched are valid. When all of them are finished, a later fetch leads here again.
             self._back_off([position])
             return
         self._start_positions.set_start(position, at, before=position.fetched)
         self._parts.changed()
 
-    def _handle_truncation(self, position: Position, end_offset: int) -> None:
+    def _handle_truncation(self, position: Partition, end_offset: int) -> None:
         """Continue at the lowest unfinished offset, or at the end of the truncated log if that is lower (KIP-320).
 
         If delivered records were lost, emit an event, or with ``auto_offset_reset="none"`` deliver an error instead.
         """
-        topic, number = position.partition
+        topic, number = position.topic_partition
         before, (after, lost) = position.next_offset, position.after_truncation(end_offset)
-        if lost and self._policy.start_after_reset(position.partition).whence is StartFrom.NONE:
+        if lost and self._policy.start_after_reset(position.topic_partition).whence is StartFrom.NONE:
             self._reader.put(
-                position.partition, BufferedBatch(0, error=LogTruncatedError(topic, number, before, end_offset)), 0
+                position.topic_partition,
+                BufferedBatch(0, error=LogTruncatedError(topic, number, before, end_offset)),
+                0,
             )
             position.stop_fetching()
             return
         self._start_positions.drop_and_set_start(position, after)
         if lost:
-            self._observer.emit(LogTruncated(position.partition, before, after, lost))
+            self._observer.emit(LogTruncated(position.topic_partition, before, after, lost))
         self.wake()
 
     def _accept(
-        self, position: Position, fetched: FetchedPartition, fetched_topic_id: UUID, *, is_from_leader: bool
+        self, position: Partition, fetched: FetchedPartition, fetched_topic_id: UUID, *, is_from_leader: bool
     ) -> None:
         position.failures = 0
         if fetched.diverging_epoch.end_offset >= 0:
@@ -579,7 +661,7 @@ class Fetcher:
         if is_from_leader:
             # Only the end offset of the leader is compared, because a follower's log may end before the records of the
             # offset map.
-            leadership = self._cluster.topology.leader(position.partition)
+            leadership = self._cluster.topology.leader(position.topic_partition)
             self._reader.maps.check_log(
                 position, fetched.high_watermark, -1 if leadership is None else leadership.epoch
             )
@@ -596,12 +678,12 @@ class Fetcher:
         last: BufferedBatch | None = None
         for batch, is_visible in visible(self._readable_batches(position, fetched.records), aborted):
             if (fault := size_error(self._parts.config, position, batch)) is not None:
-                self._reader.put(position.partition, BufferedBatch(batch.next_offset, error=fault), 0)
+                self._reader.put(position.topic_partition, BufferedBatch(batch.next_offset, error=fault), 0)
                 position.stop_fetching()
                 return
             self._reader.maps.check_batch(position, batch.base_offset, batch.leader_epoch)
             if is_visible and last is not None and last.add(batch):
-                self._reader.enlarge_last(position.partition, batch.size)
+                self._reader.enlarge_last(position.topic_partition, batch.size)
             else:
                 last = BufferedBatch(
                     batch.next_offset,
@@ -610,12 +692,12 @@ class Fetcher:
                     deserializers=self._deserializers,
                     max_decompressed_bytes=self._parts.config.max_decompressed_batch_bytes,
                 )
-                self._reader.put(position.partition, last, last.size)
+                self._reader.put(position.topic_partition, last, last.size)
             if is_visible:
-                self._fetched[position.partition] += batch.next_offset - batch.base_offset
+                self._fetched[position.topic_partition] += batch.next_offset - batch.base_offset
             position.set_fetched(batch.next_offset, batch.leader_epoch)
 
-    def _readable_batches(self, position: Position, records: memoryview) -> Iterator[RecordBatch]:
+    def _readable_batches(self, position: Partition, records: memoryview) -> Iterator[RecordBatch]:
         """Yield the batches from the next offset to fetch on; at an unreadable batch, handle it as corrupt and stop."""
         batches, batch = batches_of(records), None
         try:
@@ -626,7 +708,7 @@ class Fetcher:
                     return
                 if batch.next_offset <= (position.fetched or 0):
                     continue
-                self._corrupt.pop(position.partition, None)
+                self._corrupt.pop(position.topic_partition, None)
                 yield batch
         except MalformedMessageError as error:
             self._handle_corrupt(position, str(error))
@@ -635,12 +717,12 @@ class Fetcher:
             # The broker leaves out an incomplete batch only after a complete one, or sends no records (KIP-74).
             self._handle_corrupt(position, f"{len(records)} bytes of records contain no complete record batch")
 
-    def _handle_corrupt(self, position: Position, reason: str, next_offset: int | None = None) -> None:
+    def _handle_corrupt(self, position: Partition, reason: str, next_offset: int | None = None) -> None:
         """Fetch a corrupt batch again, because the network may have damaged it; after three attempts, deliver an error.
 
         ``next_offset`` is the offset after the batch; None if it is unknown.
         """
-        partition, offset = position.partition, position.fetched or 0
+        partition, offset = position.topic_partition, position.fetched or 0
         corrupt_at, count = self._corrupt.get(partition, (offset, 0))
         count = count + 1 if corrupt_at == offset else 1
         self._corrupt[partition] = (offset, count)
@@ -652,13 +734,13 @@ class Fetcher:
             self._reader.put(partition, BufferedBatch(next_offset or offset + 1, error=error), 0)
             position.stop_fetching()
 
-    def _back_off(self, positions: Iterable[Position]) -> None:
+    def _back_off(self, positions: Iterable[Partition]) -> None:
         now = self._loop.time()
         for position in positions:
             position.back_off(now + self._backoff.pause_s(position.failures + 1, random.random()))  # noqa: S311
 
 
-def _end_of_corrupt(position: Position, batch: RecordBatch, following: Iterator[RecordBatch]) -> int | None:
+def _end_of_corrupt(position: Partition, batch: RecordBatch, following: Iterator[RecordBatch]) -> int | None:
     """Return the offset after a corrupt batch; None if it is unknown.
 
     The batch may claim any offset as its last. The claim is used only if it lies between the position and the next

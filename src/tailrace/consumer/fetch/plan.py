@@ -9,17 +9,17 @@ its share of the buffer has room.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 from uuid import UUID
 from zlib import crc32
 
-from tailrace.consumer.fetch.session import FetchSource
-from tailrace.core.delivery.positions import Position
+from tailrace.consumer.partition import AssignedPartitions, Partition
+from tailrace.core.cluster_metadata import ClusterMetadata, Leadership, is_other_log
 from tailrace.error_codes import ErrorCode, ReactionTable
-from tailrace.protocol.records import FetchPartition
+from tailrace.protocol.records import FetchPartition, FetchResponse, ForgottenPartition
 from tailrace.records import TopicPartition
 
 __all__ = [
@@ -29,13 +29,211 @@ __all__ = [
     "FetchErrorAction",
     "FetchLimits",
     "FetchPlan",
+    "FetchSession",
+    "FetchSource",
+    "FetchSources",
     "FetchWait",
     "FetcherSlot",
+    "SessionPart",
     "is_interruption",
     "make_plan",
     "slot_of",
+    "sources_change_at",
+    "without_session",
 ]
 
+# ---- incremental fetch sessions (KIP-227) ----------------------------------------------------------------------------
+
+# ---- sources of the assigned partitions: the broker to fetch from, and the entry of the fetch request ----------------
+
+
+@dataclass(slots=True, eq=False)
+class FetchSource:
+    """Source of one assigned partition."""
+
+    position: Partition
+    topology: ClusterMetadata
+    leadership: Leadership | None
+    """None if the partition is unknown."""
+    topic_id: UUID
+    _last_request: FetchPartition | None = None
+
+    def node_id(self, now: float) -> int | None:
+        """Return the broker to fetch from: the leader, or the nearer replica named by the leader (KIP-392).
+
+        Return None if the partition has no leader.
+        """
+        leadership, position = self.leadership, self.position
+        if leadership is None:
+            return None
+        if position.preferred_read_replica is not None and now < position.preferred_read_replica_until:
+            replicas = set(leadership.replicas) - set(leadership.offline)
+            if position.preferred_read_replica in replicas & self.topology.brokers.keys():
+                return position.preferred_read_replica
+        return None if leadership.leader_id < 0 else leadership.leader_id
+
+    @property
+    def is_recreated(self) -> bool:
+        """True if the topic was recreated since its last fetch, so that its offsets belong to other records."""
+        fetched_id = self.position.fetched_topic_id
+        # Two ids that are equal are nearly always the same object; a comparison by value is slow.
+        return fetched_id is not self.topic_id and is_other_log(
+            fetched_id, self.position.topic_partition, self.topology
+        )
+
+    @property
+    def is_unassigned(self) -> bool:
+        """True if the group has assigned the topic by its id, and the topic of this name has another id (KIP-848)."""
+        assigned_id = self.position.assigned_topic_id
+        return assigned_id is not self.topic_id and is_other_log(
+            assigned_id, self.position.topic_partition, self.topology
+        )
+
+    def request(self, offset: int, size: int) -> FetchPartition:
+        """Return the entry of a fetch request for ``size`` bytes; the same object again if nothing has changed."""
+        position, last = self.position, self._last_request
+        if (
+            last is None
+            or last.fetch_offset != offset
+            or last.partition_max_bytes != size
+            or last.last_fetched_epoch != position.last_fetched_epoch
+        ):
+            last = self._last_request = FetchPartition(
+                topic=position.topic_partition.topic,
+                topic_id=self.topic_id,
+                partition=position.topic_partition.partition,
+                fetch_offset=offset,
+                partition_max_bytes=size,
+                current_leader_epoch=self.leadership.epoch if self.leadership is not None else -1,
+                # Lets the broker detect that the log was truncated below this position (KIP-320, KIP-595).
+                last_fetched_epoch=position.last_fetched_epoch,
+            )
+        return last
+
+
+class FetchSources:
+    """Sources of the assigned partitions, which are looked up again when the metadata or the assignment changes."""
+
+    def __init__(self, positions: AssignedPartitions) -> None:
+        self._positions = positions
+        self._topology: ClusterMetadata | None = None
+        self._version = -1
+        self._sources: Sequence[FetchSource] = ()
+
+    def at(self, topology: ClusterMetadata) -> Sequence[FetchSource]:
+        """Return the source of each assigned partition, according to ``topology``."""
+        if self._topology is not topology or self._version != self._positions.version:
+            self._topology, self._version = topology, self._positions.version
+            self._sources = [
+                FetchSource(
+                    one, topology, topology.leader(one.topic_partition), topology.topic_id(one.topic_partition.topic)
+                )
+                for one in self._positions
+            ]
+        return self._sources
+
+
+def sources_change_at(positions: Iterable[Partition], now: float) -> float | None:
+    """Return the time at which the first preferred read replica expires, so that the leader is used again.
+
+    Return None if no preferred read replica is in use.
+    """
+    named = (one.preferred_read_replica_until for one in positions if one.preferred_read_replica is not None)
+    return min((until for until in named if until > now), default=None)
+
+
+# ---- incremental fetch sessions (KIP-227) ----------------------------------------------------------------------------
+
+_SESSION_ERRORS = frozenset(
+    {
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    }
+)
+_LAST_EPOCH = 0x7FFFFFFF
+_NO_SESSION_EPOCH = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPart:
+    """Fields of a fetch request that concern its session."""
+
+    session_id: int
+    session_epoch: int
+    partitions: tuple[FetchPartition, ...]
+    forgotten: tuple[ForgottenPartition, ...]
+
+
+def without_session(wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
+    """Return the session fields of a request that uses no session."""
+    return SessionPart(0, _NO_SESSION_EPOCH, tuple(wanted.values()), ())
+
+
+class FetchSession:
+    """Client side of one session."""
+
+    def __init__(self) -> None:
+        self._id = 0
+        self._epoch = 0
+        self._known: Mapping[TopicPartition, FetchPartition] = {}
+        """Partitions that the broker remembers."""
+        self._requested: Mapping[TopicPartition, FetchPartition] = {}
+        """Partitions that the broker remembers once it has answered the request in flight."""
+
+    @property
+    def is_full(self) -> bool:
+        """True if the next request lists all partitions."""
+        return self._epoch == 0
+
+    def knows(self, partition: TopicPartition) -> bool:
+        """Return True if the broker remembers a partition, so that answers contain it only after a change."""
+        return partition in self._known
+
+    def next_request(self, wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
+        """Return the session fields of the next request, after whose answer the session contains ``wanted``."""
+        # A partition without a change is nearly always the same object; a comparison by value is slow.
+        known = self._known
+        changed = {key: one for key, one in wanted.items() if (before := known.get(key)) is not one and before != one}
+        if any(key in known and known[key].topic_id != one.topic_id for key, one in changed.items()):
+            # A topic was recreated, so an incremental request would add and forget topics of the same name. A broker
+            # that identifies topics by name would forget both.
+            self.restart()
+        self._requested = dict(wanted)
+        if self.is_full:
+            # A request with the id of the old session and epoch 0 ends that session and starts another.
+            return SessionPart(self._id, 0, tuple(wanted.values()), ())
+        forgotten: tuple[ForgottenPartition, ...] = ()
+        if not known.keys() <= wanted.keys():
+            forgotten = tuple(
+                ForgottenPartition(one.partition, one.topic, one.topic_id)
+                for key, one in known.items()
+                if key not in wanted
+            )
+        return SessionPart(self._id, self._epoch, tuple(changed.values()), forgotten)
+
+    def handle_answer(self, answer: FetchResponse) -> bool:
+        """Update the session after an answer; return False if the answer contains only an error of the session."""
+        if answer.error_code:
+            self.restart()
+            if answer.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
+                self._id = 0
+            return answer.error_code not in _SESSION_ERRORS
+        if answer.session_id == 0:
+            # The broker keeps no session: its cache is full, or it does not support sessions.
+            self._id, self._epoch, self._known = 0, 0, {}
+            return True
+        self._id = answer.session_id
+        self._epoch = 1 if self._epoch == _LAST_EPOCH else self._epoch + 1
+        self._known = self._requested
+        return True
+
+    def restart(self) -> None:
+        """Make the next request full, because it is uncertain which partitions the broker remembers."""
+        self._epoch, self._known = 0, {}
+
+
+# ---- fetch plans: the partitions to fetch from each broker, sizes, and reactions to error codes ----------------------
 
 _SHORTEST_WAIT_S = 0.02
 """Shortest time for which a broker may hold a fetch while the buffer lacks room."""
@@ -92,7 +290,7 @@ class FetchLimits:
 
 
 class BufferRoom(Protocol):
-    """Space in the buffer; implemented by ``consumer.delivery.buffer.FetchBuffer``."""
+    """Space in the buffer; implemented by ``consumer.partition.FetchBuffer``."""
 
     @property
     def free_bytes(self) -> int: ...
@@ -127,17 +325,17 @@ class FetchPlan:
     unassigned: tuple[TopicPartition, ...] = ()
     """Partitions that were left out because the topics of their names have other ids than the assigned topics."""
 
-    def is_valid_for(self, position: Position) -> bool:
+    def is_valid_for(self, position: Partition) -> bool:
         """Return True if the answer to this fetch is valid for ``position``.
 
         It is not valid if the position has changed since, by a seek or by the answer of another broker. While the
         leader changes, the old leader may answer after a fetch was sent to the new leader. Only the first of two
         answers for the same offset is valid, because the second would be without the control batches of the first.
         """
-        fetch = self.partitions.get(position.partition)
+        fetch = self.partitions.get(position.topic_partition)
         return (
             fetch is not None
-            and self.epochs[position.partition] == position.epoch
+            and self.epochs[position.topic_partition] == position.epoch
             and fetch.fetch_offset == position.fetched
         )
 
@@ -204,7 +402,7 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
     is_idle, lacks_room, retry_at, wanted = True, False, math.inf, 0
     for source in sources:
         position = source.position
-        if source.node_id(now) != node_id or not slot.has(position.partition):
+        if source.node_id(now) != node_id or not slot.has(position.topic_partition):
             continue
         is_idle = False
         if (offset := position.offset_to_fetch) is None:
@@ -213,12 +411,12 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
             retry_at = min(retry_at, position.retry_at)
             continue
         if source.is_unassigned:
-            unassigned.append(position.partition)
+            unassigned.append(position.topic_partition)
             continue
         if source.is_recreated:
-            recreated.append(position.partition)
+            recreated.append(position.topic_partition)
             continue
-        partition = position.partition
+        partition = position.topic_partition
         size, request_size = full_size, empty_size
         if held := room.bytes_of(partition):
             size = request_size = min(limits.partition_max_bytes, share - held)
@@ -248,7 +446,11 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
 def _overdrawn(sources: Sequence[FetchSource], room: BufferRoom) -> tuple[TopicPartition, ...]:
     share = room.share_of(len(sources))
     positions = (source.position for source in sources)
-    return tuple(one.partition for one in positions if one.fetched is not None and room.bytes_of(one.partition) > share)
+    return tuple(
+        one.topic_partition
+        for one in positions
+        if one.fetched is not None and room.bytes_of(one.topic_partition) > share
+    )
 
 
 @dataclass(slots=True)

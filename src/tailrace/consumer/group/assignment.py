@@ -20,8 +20,7 @@ from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.group.machine import Partitions
 from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.parts import ConsumerParts
-from tailrace.consumer.positions.offset_resetter import OffsetResetter
-from tailrace.consumer.positions.start_positions import is_offset
+from tailrace.consumer.positions.start_positions import OffsetResetter, is_offset
 from tailrace.context_managers import contextmanager
 from tailrace.errors import RebalanceError
 from tailrace.net.offsets import committed_offsets
@@ -136,7 +135,7 @@ class AssignmentReconciler:
         self._note_positions(kept)
         self._positions.add(added)
         for position in self._positions.of(added):
-            position.assigned_topic_id = topic_ids.get(position.partition.topic)
+            position.assigned_topic_id = topic_ids.get(position.topic_partition.topic)
         # Partitions that were reported to the listener already have start positions, even after a canceled takeover.
         unreported = added - self._reported
         committed = await committed_offsets(
@@ -146,10 +145,10 @@ class AssignmentReconciler:
             # A seek of the user, or a takeover that was canceled, may have set a start.
             if not position.has_start:
                 start = self._start_positions.policy.start_of_subscribed(
-                    position.partition,
+                    position.topic_partition,
                     self._cluster.topology,
-                    committed.get(position.partition),
-                    self._released.pop(position.partition, (None, None)),
+                    committed.get(position.topic_partition),
+                    self._released.pop(position.topic_partition, (None, None)),
                     ignores_committed=self.resets_offsets,
                 )
                 self._start_positions.set_start(position, start)
@@ -187,7 +186,7 @@ class AssignmentReconciler:
         if callback is None:
             return
         old = MappingProxyType(dict(self._positions_before))
-        new = MappingProxyType({position.partition: position.next_offset for position in self._positions})
+        new = MappingProxyType({position.topic_partition: position.next_offset for position in self._positions})
         overrides = await self._call("post_rebalance_callback", callback, self._consumer, old, new)
         if overrides is not None and not isinstance(overrides, Mapping):
             raise RebalanceError(
@@ -304,11 +303,11 @@ class AssignmentReconciler:
     def _note_positions(self, partitions: Iterable[TopicPartition]) -> None:
         """Store the positions of ``partitions`` for ``post_rebalance_callback``."""
         for position in self._positions.of(partitions):
-            self._positions_before[position.partition] = position.next_offset
+            self._positions_before[position.topic_partition] = position.next_offset
 
     def _remove(self, partitions: Partitions) -> None:
         self.reader.drop(partitions)
-        self._released |= {one.partition: (one.topic_id, one.committed) for one in self._positions.of(partitions)}
+        self._released |= {one.topic_partition: (one.topic_id, one.committed) for one in self._positions.of(partitions)}
         self._positions.remove(partitions)
         self._parts.changed()
 

@@ -3,7 +3,7 @@
 Pure: no clock, IO or logging.
 
 ``Commits`` takes a snapshot of the partitions when a commit is sent. The response changes the state of a partition
-(``Position``) only if the partition is still in the assignment epoch of the snapshot. The *finished offset* of a
+(``Partition``) only if the partition is still in the assignment epoch of the snapshot. The *finished offset* of a
 partition is the offset to commit: all records below it are finished.
 
 A commit contains the offset map (``core.offset_map``), which lists the records finished after the committed offset. A
@@ -21,7 +21,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from tailrace.core.delivery.positions import Position, Positions
+from tailrace.consumer.partition import AssignedPartitions, Partition
 from tailrace.core.offset_map import OffsetMap, encode_metadata
 from tailrace.protocol.groups import CommitOffset
 from tailrace.protocol.message import NO_TOPIC_ID
@@ -100,7 +100,7 @@ class Commits:
         writer: name of this consumer, which is committed with its offset maps.
     """
 
-    def __init__(self, positions: Positions, *, max_bytes: int = 4_096, writer: str = "") -> None:
+    def __init__(self, positions: AssignedPartitions, *, max_bytes: int = 4_096, writer: str = "") -> None:
         self.positions = positions
         self._max_bytes, self._writer = max_bytes, writer
 
@@ -118,7 +118,7 @@ class Commits:
         due = [
             one for one in among if (one.is_commit_due if is_automatic else one.is_uncommitted) or self._is_map_due(one)
         ]
-        entries = {one.partition: self._entry(one) for one in due}
+        entries = {one.topic_partition: self._entry(one) for one in due}
         return self._snapshot(due, entries)
 
     def snapshot_of(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitSnapshot:
@@ -135,7 +135,7 @@ class Commits:
             entries[partition] = self._with_map(
                 CommitOffset(*partition, one.offset, epoch, one.metadata, _topic_id(position)), offset_map, position
             )
-        chosen_at = {position.partition: (position.moves, position.finished) for position in assigned}
+        chosen_at = {position.topic_partition: (position.moves, position.finished) for position in assigned}
         return self._snapshot(assigned, entries, chosen_at)
 
     def without_map(self, entry: CommitOffset, note: CommitNote) -> CommitOffset | None:
@@ -145,28 +145,30 @@ class Commits:
 
     def _snapshot(
         self,
-        positions: Iterable[Position],
+        positions: Iterable[Partition],
         entries: Mapping[TopicPartition, tuple[CommitOffset, CommitNote]],
         chosen_at: Mapping[TopicPartition, tuple[int, int | None]] | None = None,
     ) -> CommitSnapshot:
         assigned = list(positions)
         return CommitSnapshot(
             {partition: entry for partition, (entry, _) in entries.items()},
-            {position.partition: position.epoch for position in assigned},
-            {position.partition: position.assignment for position in assigned},
+            {position.topic_partition: position.epoch for position in assigned},
+            {position.topic_partition: position.assignment for position in assigned},
             {partition: note for partition, (_, note) in entries.items()},
             chosen_at,
         )
 
-    def _entry(self, position: Position) -> tuple[CommitOffset, CommitNote]:
+    def _entry(self, position: Partition) -> tuple[CommitOffset, CommitNote]:
         assert position.finished is not None
         offset, offset_map = position.to_commit() if self._max_bytes else (position.finished, None)
         user_text = position.committed_metadata if offset == position.committed else ""
-        entry = CommitOffset(*position.partition, offset, position.delivered_epoch, user_text, _topic_id(position))
+        entry = CommitOffset(
+            *position.topic_partition, offset, position.delivered_epoch, user_text, _topic_id(position)
+        )
         return self._with_map(entry, offset_map, position)
 
     def _with_map(
-        self, entry: CommitOffset, offset_map: OffsetMap | None, position: Position | None
+        self, entry: CommitOffset, offset_map: OffsetMap | None, position: Partition | None
     ) -> tuple[CommitOffset, CommitNote]:
         user_text = entry.metadata or ""
         writer = "" if offset_map is None else self._writer
@@ -176,22 +178,22 @@ class Commits:
         note = CommitNote(user_text, offset_map, envelope.fill, envelope.is_map_dropped)
         return replace(entry, metadata=envelope.text), note
 
-    def _map_of(self, position: Position) -> OffsetMap | None:
+    def _map_of(self, position: Partition) -> OffsetMap | None:
         return position.offset_map if self._max_bytes else None
 
-    def _is_map_due(self, position: Position) -> bool:
+    def _is_map_due(self, position: Partition) -> bool:
         is_committed = position.finished is not None and position.finished == position.committed
         return is_committed and self._map_of(position) != position.committed_map
 
     def released_since(self, snapshot: CommitSnapshot) -> frozenset[TopicPartition]:
         """Return the partitions of ``snapshot`` that were revoked or lost since; other members may commit them now."""
-        now = {position.partition: position.assignment for position in self.positions.of(snapshot.assignments)}
+        now = {position.topic_partition: position.assignment for position in self.positions.of(snapshot.assignments)}
         return frozenset(one for one, then in snapshot.assignments.items() if now.get(one) != then)
 
     def unchanged_since(self, snapshot: CommitSnapshot) -> frozenset[TopicPartition]:
         """Return the partitions of ``snapshot`` that have the same epoch and are not about to be revoked."""
         now = (one for one in self.positions.of(snapshot.epochs) if not one.is_halted)
-        return frozenset(one.partition for one in now if one.epoch == snapshot.epochs[one.partition])
+        return frozenset(one.topic_partition for one in now if one.epoch == snapshot.epochs[one.topic_partition])
 
     def note_stored(
         self,
@@ -205,7 +207,7 @@ class Commits:
         offset maps count as committed nevertheless, so that they are not committed again and again.
         """
         for position in self.positions.of(partitions):
-            partition = position.partition
+            partition = position.topic_partition
             offset, note = snapshot.offsets[partition].offset, snapshot.notes[partition]
             user_text = "" if partition in without_text else note.user_text
             is_current = snapshot.epochs.get(partition) == position.epoch
@@ -221,6 +223,6 @@ class Commits:
                 position.note_chosen(offset, user_text, note.offset_map, finished if is_current else None)
 
 
-def _topic_id(position: Position | None) -> UUID:
+def _topic_id(position: Partition | None) -> UUID:
     """Return the id of the topic to which the offsets of ``position`` belong; all zeros if the id is unknown."""
     return NO_TOPIC_ID if position is None or position.topic_id is None else position.topic_id

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias, get_args
 
+from tailrace.consumer.partition import Partition
 from tailrace.consumer.parts import ConsumerParts
-from tailrace.consumer.positions.offset_resetter import OffsetResetter
 from tailrace.consumer.positions.partition_spec import Start
-from tailrace.core.delivery.positions import Position
+from tailrace.consumer.positions.start_positions import OffsetResetter
 from tailrace.core.start_point import StartFrom, StartPoint, shares_of
 from tailrace.errors import ConfigurationError, ConsumerStateError, OffsetOutOfRangeError, RequestTimedOutError
 from tailrace.records import OffsetAndMetadata, TopicPartition
@@ -76,7 +76,7 @@ class Seek:
         self._parts, self._positions = parts, parts.positions
         self._start_positions, self._offset_resetter = offset_resetter.start_positions, offset_resetter
 
-    def assigned_position(self, partition: TopicPartition) -> Position:
+    def assigned_position(self, partition: TopicPartition) -> Partition:
         """Return the position of an assigned partition.
 
         Raises:
@@ -104,7 +104,7 @@ class Seek:
         wanted = [self.assigned_position(partition) for partition in sought]
         await self._offset_resetter.wait_until_found(wanted, self._parts.default_timeout_s)
         if skip_unassigned:
-            sought = [one.partition for one in wanted if self._positions.get(one.partition) is one]
+            sought = [one.topic_partition for one in wanted if self._positions.get(one.topic_partition) is one]
         return {partition: self._found_position(self.assigned_position(partition)) for partition in sought}
 
     async def seek(
@@ -172,12 +172,12 @@ class Seek:
         }
         return {one: self._found_position(position) for one, position in (found or owned).items()}
 
-    def _found_position(self, position: Position) -> int:
+    def _found_position(self, position: Partition) -> int:
         if position.is_refused:
-            raise OffsetOutOfRangeError(*position.partition, position.reset_from)
+            raise OffsetOutOfRangeError(*position.topic_partition, position.reset_from)
         if position.next_offset is None:
             raise RequestTimedOutError(
-                f"{position.partition} has no position yet, and is read once its leader returns the start offset:"
-                f" {self._offset_resetter.reason_for(position.partition)} - check the partition's leader"
+                f"{position.topic_partition} has no position yet, and is read once its leader returns the start offset:"
+                f" {self._offset_resetter.reason_for(position.topic_partition)} - check the partition's leader"
             )
         return position.next_offset

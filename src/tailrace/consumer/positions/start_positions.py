@@ -6,24 +6,52 @@ looked up for a start point.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime as dt
+import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias, TypeGuard
 
-from tailrace.config import OffsetReset
+import anyio
+
+from tailrace.awaitables import AutoResetEvent
+from tailrace.config import OffsetReset as ResetPolicy
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.reader import Reader
+from tailrace.consumer.partition import Partition
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.partition_spec import RequestedStart, Start, StartPolicy
+from tailrace.core.backoff import Backoff
 from tailrace.core.cluster_metadata import is_other_log
-from tailrace.core.delivery.positions import Position
 from tailrace.core.offset_map import decode_metadata
 from tailrace.core.start_point import StartFrom, StartPoint
-from tailrace.errors import ConfigurationError, OffsetOutOfRangeError
+from tailrace.error_codes import ErrorCode
+from tailrace.errors import (
+    BrokerConnectionError,
+    BrokerError,
+    ConfigurationError,
+    MalformedMessageError,
+    OffsetOutOfRangeError,
+    TailraceError,
+)
+from tailrace.net.offsets import group_by_leader, list_offsets_of_leader
+from tailrace.observe.events import OffsetReset, StartOffsetDelayed, StartOffsetFound
+from tailrace.protocol.records import ListedOffset
 from tailrace.records import OffsetAndMetadata, TopicPartition
 
-__all__ = ["StartPositions", "Time", "is_offset", "now_ms", "start_at_time", "start_by_policy", "start_of"]
+__all__ = [
+    "OffsetResetter",
+    "StartPositions",
+    "Time",
+    "is_offset",
+    "now_ms",
+    "start_at_time",
+    "start_by_policy",
+    "start_of",
+]
 
 # ---- conversion of start points and times from the forms that users pass; the wall clock -----------------------------
 
@@ -36,7 +64,7 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def start_by_policy(policy: OffsetReset) -> StartPoint:
+def start_by_policy(policy: ResetPolicy) -> StartPoint:
     """Return the start point of ``auto_offset_reset``: "earliest", "latest", "none" or a time."""
     return StartPoint(StartFrom(policy)) if isinstance(policy, str) else start_at_time(policy)
 
@@ -99,7 +127,7 @@ class StartPositions:
     def __init__(self, parts: ConsumerParts, reader: Reader, policy: StartPolicy) -> None:
         self._parts, self._positions, self._reader, self.policy = parts, parts.positions, reader, policy
 
-    def set_start(self, position: Position, start: Start, before: int | None = None) -> None:
+    def set_start(self, position: Partition, start: Start, before: int | None = None) -> None:
         """Read a partition from ``start`` on; the partition must have no buffered records.
 
         Args:
@@ -114,39 +142,41 @@ class StartPositions:
         else:
             position.begin(start)
 
-    def drop_and_set_start(self, position: Position, start: Start, before: int | None = None) -> None:
+    def drop_and_set_start(self, position: Partition, start: Start, before: int | None = None) -> None:
         """Drop a partition's buffered records and records in flight, and read the partition from ``start`` on.
 
         An earlier commit of the user is no longer in force.
         """
-        self._reader.drop([position.partition])
+        self._reader.drop([position.topic_partition])
         position.move()
         self.set_start(position, start, before)
 
     def read_recreated(self, partitions: Iterable[TopicPartition]) -> None:
         """Read partitions of recreated topics: drop records of the old topics, and look up starts in the new topics."""
         for position in self._positions.of(partitions):
-            self.drop_and_set_start(position, self.policy.start_of_added(position.partition), position.next_offset)
+            self.drop_and_set_start(
+                position, self.policy.start_of_added(position.topic_partition), position.next_offset
+            )
         self._parts.changed()
 
-    def read_again(self, position: Position, committed: OffsetAndMetadata) -> None:
+    def read_again(self, position: Partition, committed: OffsetAndMetadata) -> None:
         """Read from a committed offset on, without records that the offset map lists as finished.
 
         If the topic was recreated after the partition was last fetched, ignore the offset and call ``read_recreated``.
         """
-        if is_other_log(position.topic_id, position.partition, self._parts.cluster.topology):
-            self.read_recreated([position.partition])
+        if is_other_log(position.topic_id, position.topic_partition, self._parts.cluster.topology):
+            self.read_recreated([position.topic_partition])
         else:
             self.drop_and_set_start(position, committed)
             self._parts.changed()
 
-    def require_seek(self, position: Position) -> None:
+    def require_seek(self, position: Partition) -> None:
         """Deliver an error in place of records until the user seeks (``auto_offset_reset="none"``)."""
-        error = OffsetOutOfRangeError(*position.partition, position.reset_from)
-        self._reader.put(position.partition, BufferedBatch(0, error=error), 0)
+        error = OffsetOutOfRangeError(*position.topic_partition, position.reset_from)
+        self._reader.put(position.topic_partition, BufferedBatch(0, error=error), 0)
         position.refuse()
 
-    def _set_committed_start(self, position: Position, committed: OffsetAndMetadata) -> None:
+    def _set_committed_start(self, position: Partition, committed: OffsetAndMetadata) -> None:
         offset, metadata, leader_epoch = committed
         decoded, topic_id = decode_metadata(metadata, offset), position.fetched_topic_id
         position.begin(offset, -1 if leader_epoch is None else leader_epoch, decoded.offset_map)
@@ -159,3 +189,241 @@ class StartPositions:
         if not position.is_fetchable or decoded.problem:
             # A map that is used is reported after an assignment only, and not when records are read again.
             self._reader.maps.report_found(position, decoded)
+
+
+# ---- look-up of start offsets at the partitions' leaders, for ``auto_offset_reset`` and for seeks --------------------
+
+_MAX_SERVER_ERRORS = 30
+"""Number of failed requests in a row after which UNKNOWN_SERVER_ERROR is reported; the pauses are up to a second."""
+
+
+_DELAYED_S = 3.0
+"""Time in seconds without a start offset after which an event is emitted."""
+
+
+_UNANSWERED = "its leader has not answered yet"
+
+
+@dataclass(slots=True)
+class _Wait:
+    """Wait of a partition for its start offset, through any number of look-ups."""
+
+    since: float
+    """Time of the event loop at which the wait began."""
+    reason: str = _UNANSWERED
+    """Reason why the last look-up did not return the offset."""
+    is_refused: bool = False
+    """True if the leader has refused the last look-up with an error that a retry does not resolve."""
+    is_reported: bool = False
+    """True once ``StartOffsetDelayed`` was emitted."""
+
+
+class _LookUp:
+    """Look-up of the start offset of one position."""
+
+    def __init__(self, position: Partition) -> None:
+        assert position.reset_to is not None
+        self.position, self.epoch = position, position.epoch
+        self.start: StartPoint = position.reset_to.with_timestamp(now_ms())
+        self.known: dict[int, ListedOffset] = {}
+        """Answers of the leader by timestamp."""
+
+    @property
+    def next_timestamp(self) -> int | None:
+        """Timestamp to request next; None if the start offset is known."""
+        return self.start.next_timestamp(self.known)
+
+    @property
+    def is_current(self) -> bool:
+        """True if the position was not assigned, sought or reset since the look-up began."""
+        return self.position.epoch == self.epoch and self.position.reset_to is not None
+
+
+class OffsetResetter:
+    """Looks up the start offset of each position that waits for one (``Partition.reset_to``)."""
+
+    def __init__(self, parts: ConsumerParts, reader: Reader, start_positions: StartPositions) -> None:
+        self._parts, self.reader, self.start_positions = parts, reader, start_positions
+        self._cluster, self._positions, self._observer = parts.cluster, parts.positions, parts.observer
+        self._backoff = Backoff.of_ms(parts.config.retry_backoff_ms, parts.config.retry_backoff_max_ms)
+        self._wakeup = AutoResetEvent()
+        """Set when a position may wait for a start offset."""
+        self._busy_leaders: set[int] = set()
+        """Leaders with a request in flight, or in the pause after a failed request."""
+        self._waits: dict[TopicPartition, _Wait] = {}
+        """Partitions that wait for a start offset."""
+        self._failures: dict[int, int] = {}
+        """Number of consecutive failed requests to each leader."""
+        self._found = asyncio.Event()
+        """Event for any number of tasks that is set, and replaced by a new one, when a start offset may be known."""
+        parts.on_change(self.wake)
+
+    def wake(self) -> None:
+        """Look for positions that wait for a start offset, and wake the tasks in ``wait_until_found``."""
+        self._wakeup.set()
+        self._wake_waiters()
+
+    def _wake_waiters(self) -> None:
+        self._found.set()
+        self._found = asyncio.Event()
+
+    @property
+    def delays(self) -> Mapping[TopicPartition, str]:
+        """Partitions for which ``StartOffsetDelayed`` was emitted and that still wait, with the reason."""
+        return {partition: wait.reason for partition, wait in self._waits.items() if wait.is_reported}
+
+    def reason_for(self, partition: TopicPartition) -> str:
+        """Return the reason why a partition has no start offset yet."""
+        wait = self._waits.get(partition)
+        return _UNANSWERED if wait is None else wait.reason
+
+    async def wait_until_found(
+        self, positions: Iterable[Partition], timeout_s: float, *, skip_delayed: bool = False
+    ) -> None:
+        """Wait until the start offset of each position is known, for ``timeout_s`` seconds at most.
+
+        Positions are not waited for if the partition was revoked, if the user has to seek
+        (``auto_offset_reset="none"``), or if the leader has refused to return the offset for good.
+
+        With ``skip_delayed``, positions for which ``StartOffsetDelayed`` was emitted are not waited for if the start
+        offset of another position is known.
+        """
+        wanted = list(positions)
+
+        def is_awaited(one: Partition) -> bool:
+            if self._positions.get(one.topic_partition) is not one or one.delivered is not None or one.is_refused:
+                return False
+            wait = self._waits.get(one.topic_partition)
+            if wait is None or not (wait.is_refused or (skip_delayed and wait.is_reported)):
+                return True
+            return not wait.is_refused and all(other.delivered is None for other in wanted)
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                # In a rebalance callback, nothing else may have started the look-up yet.
+                self._wakeup.set()
+                while any(map(is_awaited, wanted)):
+                    await self._found.wait()
+
+    async def run_resets(self) -> None:
+        """Look up start offsets until canceled; a leader that hangs delays only its own partitions."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                missing = [p for p in self._positions if p.reset_to is not None]
+                # A recreated topic has no position until the group assigns its new id.
+                waiting = {p.topic_partition: p for p in missing if not self._is_unassigned(p)}
+                for position in waiting.values():
+                    if position.reset_to is not None and position.reset_to.whence is StartFrom.NONE:
+                        self.start_positions.require_seek(position)
+                        self._wake_waiters()
+                self._note_waits(missing)
+                by_leader_id, leaderless = group_by_leader(
+                    self._cluster, (p for p, at in waiting.items() if at.reset_to is not None)
+                )
+                for partition in leaderless:
+                    self._waits[partition].reason = "the partition has no leader"
+                if leaderless or len(waiting) < len(missing):
+                    self._parts.metadata_refresher.ask()
+                for leader_id in by_leader_id.keys() - self._busy_leaders:
+                    self._busy_leaders.add(leader_id)
+                    tasks.start_soon(
+                        self._look_up, leader_id, [waiting[partition] for partition in by_leader_id[leader_id]]
+                    )
+                await self._wakeup.wait(self._report_delays())
+
+    def _note_waits(self, missing: Iterable[Partition]) -> None:
+        """Begin and end the waits of partitions."""
+        now, before = asyncio.get_running_loop().time(), self._waits
+        self._waits = {one.topic_partition: before.get(one.topic_partition, _Wait(now)) for one in missing}
+        for position in self._positions.of(before.keys() - self._waits.keys()):
+            wait = before[position.topic_partition]
+            if wait.is_reported and position.delivered is not None:
+                self._observer.emit(StartOffsetFound(position.topic_partition, position.delivered, now - wait.since))
+
+    def _report_delays(self) -> float | None:
+        """Emit an event for each partition that has waited for long; return the time at which the next one is due."""
+        now = asyncio.get_running_loop().time()
+        for position in self._positions.of(self._waits):
+            wait = self._waits[position.topic_partition]
+            if not wait.is_reported and now >= wait.since + _DELAYED_S:
+                wait.is_reported = True
+                self._observer.emit(
+                    StartOffsetDelayed(position.topic_partition, str(position.reset_to), wait.reason, now - wait.since)
+                )
+                # The leader may hang, and another broker may be the leader meanwhile.
+                self._parts.metadata_refresher.ask()
+                self._wake_waiters()
+        if self.delays:
+            return now + _DELAYED_S
+        return min((one.since + _DELAYED_S for one in self._waits.values()), default=None)
+
+    def _is_unassigned(self, position: Partition) -> bool:
+        return is_other_log(position.assigned_topic_id, position.topic_partition, self._cluster.topology)
+
+    async def _look_up(self, leader_id: int, waiting: list[Partition]) -> None:
+        """Request offsets from one leader until the start offsets are known; after a failure, pause and give up.
+
+        The next round of ``run_resets`` looks up the missing start offsets.
+        """
+        # A seek may have set a position since this task was started.
+        lookups = {position.topic_partition: _LookUp(position) for position in waiting if position.reset_to is not None}
+        refused: dict[TopicPartition, BrokerError] = {}
+        is_answered, is_found = True, False
+        while is_answered and (wanted := _timestamps(lookups)):
+            found: dict[TopicPartition, ListedOffset] = {}
+            try:
+                found, errors = await list_offsets_of_leader(
+                    self._cluster, leader_id, wanted, isolation_level=self._parts.isolation_level
+                )
+            except (BrokerConnectionError, MalformedMessageError) as error:
+                is_answered, errors = False, {}
+                self._note_reasons(dict.fromkeys(wanted, error))
+            refused |= errors
+            self._note_reasons(errors)
+            for partition in errors:
+                del lookups[partition]
+            for partition, offset in found.items():
+                lookup = lookups[partition]
+                lookup.known[wanted[partition]] = offset
+                if lookup.next_timestamp is None and lookup.is_current:
+                    self._set_position(lookup)
+                    is_found = True
+        if is_found:
+            self._parts.changed()
+        if refused or not is_answered:
+            await self._pause(leader_id, refused)
+        else:
+            self._failures.pop(leader_id, None)
+        self._busy_leaders.discard(leader_id)
+        self.wake()
+
+    def _note_reasons(self, errors: Mapping[TopicPartition, TailraceError]) -> None:
+        """Note why partitions have no start offset, for events and errors."""
+        for partition in errors.keys() & self._waits.keys():
+            wait, error = self._waits[partition], errors[partition]
+            wait.reason, wait.is_refused = str(error), isinstance(error, BrokerError) and not error.retriable
+
+    async def _pause(self, leader_id: int, refused: Mapping[TopicPartition, BrokerError]) -> None:
+        """Report errors that a retry does not resolve, request a refresh of the metadata, and pause."""
+        failures = self._failures[leader_id] = self._failures.get(leader_id, 0) + 1
+        for error in refused.values():
+            has_recurred = error.code == ErrorCode.UNKNOWN_SERVER_ERROR and failures >= _MAX_SERVER_ERRORS
+            if not error.retriable or has_recurred:
+                self.reader.report(error)
+        self._wake_waiters()
+        self._parts.metadata_refresher.ask()
+        await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
+
+    def _set_position(self, lookup: _LookUp) -> None:
+        position, (offset, leader_epoch) = lookup.position, lookup.start.resolve(lookup.known)
+        before, policy = position.reset_from, str(position.reset_to)
+        position.resolve(offset, leader_epoch)
+        if before is not None:
+            lost = offset - before if offset > before else None
+            self._observer.emit(OffsetReset(position.topic_partition, before, offset, policy, lost))
+
+
+def _timestamps(lookups: dict[TopicPartition, _LookUp]) -> dict[TopicPartition, int]:
+    """Return the timestamp to request next of each partition whose start offset is not known."""
+    timestamps = {partition: lookup.next_timestamp for partition, lookup in lookups.items()}
+    return {partition: timestamp for partition, timestamp in timestamps.items() if timestamp is not None}

@@ -37,10 +37,10 @@ from tailrace.app.sources import HandlerGroup, Source
 from tailrace.app.substitution import app_run_of, substitute_kafka
 from tailrace.app.topics.routes import Routes
 from tailrace.config import resolve
+from tailrace.consumer.partition import Partition, UnreadableBatch
 from tailrace.context_managers import contextmanager
-from tailrace.core.delivery.positions import Position, UnreadableBatch
-from tailrace.core.delivery.progress import Lease
 from tailrace.core.offset_map import OffsetMap
+from tailrace.core.progress import Lease
 from tailrace.errors import BrokerConnectionError, DeadLetterError, HandlerFailedError, TailraceError
 from tailrace.observe.hooks import Hook
 from tailrace.producer.producer import Producer
@@ -70,8 +70,8 @@ class ArrowSource:
     """
 
     def __init__(self) -> None:
-        self._positions: dict[TopicPartition, Position] = {}
-        self._slices: deque[tuple[Position, Sequence[Record]]] = deque()
+        self._positions: dict[TopicPartition, Partition] = {}
+        self._slices: deque[tuple[Partition, Sequence[Record]]] = deque()
         """Queued records, at most one list for each partition."""
         self._handler_group: HandlerGroup | None = None
         self._epochs = 0
@@ -97,7 +97,7 @@ class ArrowSource:
     async def stop(self) -> None:
         """Do nothing: the source has no connections."""
 
-    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Position, Lease]:
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease]:
         """Wait until records are queued of a partition with room, and deliver as many of them as ``room_of`` allows.
 
         Args:
@@ -105,7 +105,7 @@ class ArrowSource:
         """
         while True:
             for index, (position, records) in enumerate(self._slices):
-                if self._is_halted or not (room := room_of(position.partition)):
+                if self._is_halted or not (room := room_of(position.topic_partition)):
                     continue
                 del self._slices[index]
                 delivered = records[:room]
@@ -154,7 +154,7 @@ class ArrowSource:
         return not self._slices
 
     @property
-    def positions(self) -> list[Position]:
+    def positions(self) -> list[Partition]:
         """Positions of the partitions of the task."""
         return list(self._positions.values())
 
@@ -163,7 +163,7 @@ class ArrowSource:
         position = self._positions.get(partition)
         if position is None:
             self._epochs += 1
-            position = self._positions[partition] = Position(partition, self._epochs)
+            position = self._positions[partition] = Partition(partition, self._epochs)
             position.begin(records[0].offset)
         for index, (queued, earlier) in enumerate(self._slices):
             if queued is position:
@@ -178,7 +178,7 @@ class ArrowSource:
         """Forget all positions and queued records, because the next task may contain the same records."""
         for position in self._positions.values():
             if self._handler_group is not None:
-                self._handler_group.drop(position.partition)
+                self._handler_group.drop(position.topic_partition)
             position.end_epoch()
         self._positions.clear()
         self._slices.clear()
@@ -296,7 +296,7 @@ class AppRunner:
         _ = self._group  # This raises the error that ended the app.
         if unfinished := [one for one in self._source.positions if one.finished != one.delivered]:
             raise TailraceError(
-                f"not all records of {unfinished[0].partition} were handled, so the batch is not committed"
+                f"not all records of {unfinished[0].topic_partition} were handled, so the batch is not committed"
                 " - see the executor's log for the cause"
             )
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tailrace.consumer.delivery.buffer import FetchBuffer
+from tailrace.consumer.partition import FetchBuffer
 from tailrace.records import TopicPartition
 from tests.support.simulation.cpu_time import cpu_time
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core.delivery.progress import InFlight, Lease, Progress
 from tailrace.core.offset_map import OffsetMap
+from tailrace.core.progress import InFlight, Lease, Progress
 from tailrace.records import TopicPartition
 from tests.support.simulation.cpu_time import cpu_time
 from tests.support.simulation.records import records_at

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tailrace.core.delivery.polled_records import PolledRecords
-from tailrace.core.delivery.progress import InFlight, Progress
+from tailrace.consumer.delivery.polled_records import PolledRecords
+from tailrace.core.progress import InFlight, Progress
 from tailrace.records import Record, TopicPartition
 
 PARTITION = TopicPartition("orders", 0)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.delivery.progress import InFlight
+from tailrace.consumer.partition import AssignedPartitions, Partition
 from tailrace.core.offset_map import OffsetMap
+from tailrace.core.progress import InFlight
 from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.records import TopicPartition
 from tests.support.simulation.records import records_at
@@ -19,7 +19,7 @@ ONE, TWO, THREE = (TopicPartition("t", n) for n in range(3))
 @pytest.fixture
 def position():
     """Newly assigned position."""
-    return Position(ONE, epoch=5)
+    return Partition(ONE, epoch=5)
 
 
 def test_new_position_is_unknown(position):
@@ -191,7 +191,7 @@ def test_failures_in_a_row_are_counted(position):
 
 def test_adding_an_assigned_partition_changes_nothing():
     """Adding an assigned partition keeps its position, and removing an unknown partition is no error."""
-    positions = Positions()
+    positions = AssignedPartitions()
     (one,) = positions.add([ONE])
     one.begin(7)
 
@@ -207,7 +207,7 @@ def test_adding_an_assigned_partition_changes_nothing():
 
 def test_removed_partition_is_forgotten():
     """A partition that is removed and assigned again starts with an empty position."""
-    positions = Positions()
+    positions = AssignedPartitions()
     (before,) = positions.add([ONE])
     before.begin(7)
 
@@ -222,7 +222,7 @@ def test_removed_partition_is_forgotten():
 @given(st.lists(st.sampled_from(["add", "remove", "begin", "reset"]), max_size=30))
 def test_epochs_are_unique(steps):
     """Each assignment, seek and reset of a partition begins an epoch with a new number."""
-    positions, seen = Positions(), set()
+    positions, seen = AssignedPartitions(), set()
 
     for step in steps:
         position = positions.get(ONE)

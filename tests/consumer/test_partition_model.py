@@ -17,9 +17,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tailrace.core.delivery.positions import Position, Positions
-from tailrace.core.delivery.progress import InFlight, Lease, Progress
+from tailrace.consumer.partition import AssignedPartitions, Partition
 from tailrace.core.offset_map import OffsetMap, decode_metadata, encode_metadata
+from tailrace.core.progress import InFlight, Lease, Progress
 from tailrace.records import Record, TopicPartition
 from tests.support.simulation.records import records_at
 
@@ -49,7 +49,7 @@ class Model(RuleBasedStateMachine):
         self.log = [3]
         for gap in gaps:
             self.log.append(self.log[-1] + 1 + gap)
-        (self.position,) = Positions().add([ONE])
+        (self.position,) = AssignedPartitions().add([ONE])
         self.old: list[Held] = []
         self.begin(0)
 
@@ -312,9 +312,9 @@ def _deliver_too_far(self: Progress, records: list[Record], end: int, in_flight:
     return lease
 
 
-def _begin_in_the_same_epoch(self: Position, offset: int, *_: object, **_known: object) -> None:
+def _begin_in_the_same_epoch(self: Partition, offset: int, *_: object, **_known: object) -> None:
     if self.progress is None:
-        self.progress = Progress(self.partition, offset)
+        self.progress = Progress(self.topic_partition, offset)
     self.progress.delivered = self.progress.fetched = self.progress._closed_to = offset
     self.has_stale_commit = True
 
@@ -335,7 +335,7 @@ def _known_until_delivered(self: Progress) -> OffsetMap | None:
     return self._known
 
 
-def _commit_more_than_is_finished(self: Position, offset: int, *_: object) -> None:
+def _commit_more_than_is_finished(self: Partition, offset: int, *_: object) -> None:
     self.committed, self.has_stale_commit = offset + 1, False
 
 
@@ -346,12 +346,12 @@ FAULTS = {
     "delivered is ahead of fetched": (Progress, "deliver", _deliver_too_far),
     "an abandoned record counts as finished": (Progress, "abandon", _forget_the_abandoned),
     "a record that was given back counts as delivered": (Progress, "give_back", _forget_to_lower),
-    "a lease of an old epoch changes the present one": (Position, "begin", _begin_in_the_same_epoch),
+    "a lease of an old epoch changes the present one": (Partition, "begin", _begin_in_the_same_epoch),
     "what is finished behind the commit is forgotten": (Progress, "offset_map", lambda _self, *_log: None),
     "a map begins before its commit": (Progress, "offset_map", _map_that_begins_at_the_last_slice),
     "the map of an earlier owner is forgotten too early": (Progress, "known", property(_known_until_delivered)),
     "a record that was not taken is in the map": (Lease, "open_offsets", lambda _self: iter(())),
-    "a commit is noted above what is finished": (Position, "note_committed", _commit_more_than_is_finished),
+    "a commit is noted above what is finished": (Partition, "note_committed", _commit_more_than_is_finished),
 }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from tailrace.core.delivery.progress import Lease, Progress
+from tailrace.core.progress import Lease, Progress
 from tailrace.records import AnyRecord, TopicPartition
 
 __all__ = ["PolledRecords"]

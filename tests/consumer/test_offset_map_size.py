@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from tailrace.core.delivery.positions import OffsetMapSize
-from tailrace.core.delivery.progress import Progress
+from tailrace.consumer.partition import OffsetMapSize
 from tailrace.core.offset_map import EncodedMetadata, encode_metadata
+from tailrace.core.progress import Progress
 from tailrace.records import TopicPartition
 from tests.support.simulation.records import records_at
 

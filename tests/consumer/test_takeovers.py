@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tailrace.consumer.offsets.commits import Commits
-from tailrace.core.delivery.positions import Positions
+from tailrace.consumer.partition import AssignedPartitions
 from tailrace.core.offset_map import decode_metadata
 from tailrace.protocol.groups import CommitOffset
 from tailrace.records import OffsetAndMetadata, TopicPartition
@@ -29,7 +29,7 @@ class Owners(RuleBasedStateMachine):
         self.take_over()
 
     def take_over(self):
-        self.positions = Positions()
+        self.positions = AssignedPartitions()
         (self.position,) = self.positions.add([ONE])
         self.commits = Commits(self.positions, max_bytes=self.room, writer="me")
         self.promised = set()

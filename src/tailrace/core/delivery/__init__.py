@@ -1,1 +1,0 @@
-"""Progress of delivery: what is fetched, delivered, finished and committed."""
