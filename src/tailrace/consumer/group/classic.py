@@ -212,7 +212,7 @@ class ClassicMember(GroupMachine[ClassicState]):
         # After a loss, ``_generation`` is -1, although the state is RELEASING or CLOSING while the loss is reported.
         return self._generation >= 0 and (self.state in ALIVE or (self.state in REJOINING and bool(self.owned)))
 
-    # ---- driven by the membership's loop ----------------------------------------
+    # ---- driven by the membership's loop -------------------------------------------------------------------------
 
     def heartbeat_age_s(self, now: float) -> float:
         return self._heartbeat.age_s(now)
@@ -284,7 +284,7 @@ class ClassicMember(GroupMachine[ClassicState]):
             # The error is ignored, because the answer to the join in flight decides about the membership.
             self._heartbeat.note_failure(now, self._settings.heartbeat_interval_s)
 
-    # ---- steps -------------------------------------------------------------------------------------------------
+    # ---- steps ---------------------------------------------------------------------------------------------------
 
     def schedule_join(self, event: GroupEvent, now: float) -> ClassicState | None:
         """Schedule a join for ``now``; a member that is stopping closes instead."""
@@ -523,7 +523,7 @@ class ClassicMember(GroupMachine[ClassicState]):
         self._emit_awaited(SendLeave(self.identity, "the consumer failed"))
         return ClassicState.LEAVING
 
-    # ---- inside ------------------------------------------------------------------------------------------------
+    # ---- inside --------------------------------------------------------------------------------------------------
 
     def _usable(self, partitions: Partitions) -> Partitions:
         """Return the partitions of subscribed topics."""
@@ -738,7 +738,7 @@ def _as_subscribed(member_id: str, subscription: MemberSubscription, instance_id
     )
 
 
-# ---- owners of the group's partitions, as its coordinator has stored them ----------------------------------------
+# ---- owners of the group's partitions, as its coordinator has stored them --------------------------------------------
 
 
 def unowned_partitions(

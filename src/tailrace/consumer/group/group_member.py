@@ -19,8 +19,6 @@ from tailrace.consumer.group.assignors import Strategy
 from tailrace.consumer.group.classic import ClassicMember
 from tailrace.consumer.group.machine import (
     GroupEvent,
-    JoinedAsFollower,
-    JoinedAsLeader,
     Release,
     Resubscribed,
     SendJoin,
@@ -29,8 +27,8 @@ from tailrace.consumer.group.machine import (
     Synced,
     TakeOver,
 )
-from tailrace.consumer.group.membership import MembershipLoop, member_settings
-from tailrace.consumer.group.requests import GroupRequests
+from tailrace.consumer.group.membership import Membership, member_settings
+from tailrace.consumer.group.requests import GroupRequests, joined_event
 from tailrace.consumer.supervisor import Supervisor
 from tailrace.errors import ConfigurationError, ConsumerStateError, NoCommonAssignorError, RebalanceError, TailraceError
 from tailrace.net.cluster import Cluster
@@ -133,17 +131,8 @@ class RoleProtocol:
 
     def joined(self, answer: JoinGroupResponse) -> GroupEvent:
         """Return the event of the join, and store the answer for the method ``shares``."""
-        self._answer, protocol = answer, answer.protocol_name or ""
-        if answer.leader != answer.member_id:
-            return JoinedAsFollower(answer.member_id, answer.generation_id, protocol)
-        return JoinedAsLeader(
-            answer.member_id,
-            answer.generation_id,
-            protocol,
-            {one.member_id: MemberSubscription(()) for one in answer.members},
-            {one.member_id: one.group_instance_id for one in answer.members if one.group_instance_id is not None},
-            answer.skip_assignment,
-        )
+        self._answer = answer
+        return joined_event(answer, lambda _data, _protocol: MemberSubscription(()))
 
     def shares(self, effect: SendSync) -> tuple[SyncGroupAssignment, ...]:
         """Return the state that the role assigns to each member if this member is the leader, otherwise an empty tuple.
@@ -314,16 +303,16 @@ class _Membership:
         member = f"{config.client_id}-member-{next(_numbers)}"
         requests = GroupRequests(config, self._cluster, self._observer, member, protocol)
         machine = ClassicMember(member_settings(config, topics=None), protocol.strategies, random.random)
-        self._membership = MembershipLoop(config, machine, requests, self._cluster, self._observer, self)
+        self._membership = Membership(machine, requests, self)
         self._changed = asyncio.Condition()
         self._failure: TailraceError | None = None
         self._rejoin_count = 0
 
-    # ---- for the user ------------------------------------------------------------------------------------------
+    # ---- for the user --------------------------------------------------------------------------------------------
 
     async def joined(self) -> Generation:
         async with self._changed:
-            await self._changed.wait_for(lambda: self.generation or self._failure or self._membership.is_over)
+            await self._changed.wait_for(lambda: self.generation or self._failure or self._membership.machine.is_over)
         if self.generation is None:
             raise self._failure or ConsumerStateError("this GroupMember was stopped - create another GroupMember")
         return self.generation
@@ -334,7 +323,7 @@ class _Membership:
         # again; if a join is in flight, it joins again after that join.
         self._membership.receive(Resubscribed(frozenset({str(self._rejoin_count)})))
 
-    # ---- the loop ----------------------------------------------------------------------------------------------
+    # ---- the loop ------------------------------------------------------------------------------------------------
 
     async def run(self, supervisor: Supervisor) -> None:
         """Join, stay a member until ``supervisor.stopping`` is set or the membership fails, then leave."""
@@ -355,7 +344,7 @@ class _Membership:
         await stopping.wait()
         self._membership.receive(StopMembership())
 
-    # ---- AssignmentOwner ---------------------------------------------------------------------------------------
+    # ---- AssignmentOwner -----------------------------------------------------------------------------------------
 
     async def take_over(self, _effect: TakeOver) -> None:
         """Call ``on_joined()`` of the role, then make the new generation the current one."""
@@ -371,11 +360,7 @@ class _Membership:
         if generation is not None:
             await self._call("on_rebalance", generation)
 
-    def report(self, error: TailraceError) -> None:
-        """Do the same as ``fail``, although the membership continues."""
-        self.fail(error)
-
-    def fail(self, error: TailraceError) -> None:
+    def report(self, error: TailraceError, *, is_fatal: bool) -> None:  # noqa: ARG002 - part of the interface
         """Let ``joined()`` raise the error while there is no generation, and emit ConsumerFailed."""
         self._failure = self._with_protocols(error)
         self._observer.emit(ConsumerFailed(str(self._failure)))

@@ -224,7 +224,7 @@ class Kip848Member(GroupMachine[Kip848State]):
             )
         return self._heartbeats.next_heartbeat(self.identity, self._owned, now)
 
-    # ---- steps -------------------------------------------------------------------------------------------------
+    # ---- steps ---------------------------------------------------------------------------------------------------
 
     def schedule_join(self, _event: GroupEvent, now: float) -> None:
         """Schedule the heartbeat that joins the group for ``now``."""
@@ -374,7 +374,7 @@ class Kip848Member(GroupMachine[Kip848State]):
         self._send_leave("the consumer failed")
         return Kip848State.LEAVING
 
-    # ---- inside ------------------------------------------------------------------------------------------------
+    # ---- inside --------------------------------------------------------------------------------------------------
 
     def _reconcile(self, state: Kip848State) -> Kip848State:
         """Release or take over partitions to match the target assignment, and return the next state.
@@ -546,7 +546,7 @@ class HeartbeatFields:
         """True if the owned partitions have changed since the last heartbeat that contained them."""
         self._failures = 0
 
-    # ---- schedule ----------------------------------------------------------------------------------------------
+    # ---- schedule ------------------------------------------------------------------------------------------------
 
     @property
     def next_at(self) -> float | None:
@@ -599,7 +599,7 @@ class HeartbeatFields:
         elif not self._failures:
             self._next_at = min(self._next_at, now + self._backoff.pause_s(1, self._chance()))
 
-    # ---- content -----------------------------------------------------------------------------------------------
+    # ---- content -------------------------------------------------------------------------------------------------
 
     def next_heartbeat(self, identity: Identity, owned: TopicIdPartitions, now: float) -> SendGroupHeartbeat:
         """Return the heartbeat to send now, with the fields that the group may not know, and await its answer."""
@@ -628,7 +628,7 @@ class HeartbeatFields:
         self._may_have_failed = False
         return self.in_flight
 
-    # ---- inside ------------------------------------------------------------------------------------------------
+    # ---- inside --------------------------------------------------------------------------------------------------
 
     @property
     def _topics_to_report(self) -> frozenset[str]:
