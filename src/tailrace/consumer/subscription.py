@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tailrace.awaitables import AutoResetEvent
 from tailrace.consumer.arguments import BrokerPattern, TopicPattern
-from tailrace.consumer.group.assignment import AssignmentReconciler
+from tailrace.consumer.group.assignment import Assignment
 from tailrace.consumer.group.membership import ConsumerMembership
 from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.offsets.queries import TOPIC_GRACE_S, OffsetQueries, check_topics
@@ -176,7 +176,7 @@ class Subscription:
         if self.membership is None:
             return
         try:
-            await self.membership.run_membership()
+            await self.membership.run()
         finally:
             self.membership = None
             self._membership_ended.set()
@@ -234,14 +234,12 @@ class Subscription:
         if self.committer is None:
             self._assigned_topics = topics.names
             return
-        reconciler = AssignmentReconciler(
-            self._parts, self._reader, self._offset_resetter, self.committer, self._consumer
-        )
-        reconciler.resets_offsets, self._resets_offsets = self._resets_offsets, False
+        assignment = Assignment(self._parts, self._reader, self._offset_resetter, self.committer, self._consumer)
+        assignment.resets_offsets, self._resets_offsets = self._resets_offsets, False
+        assignment.on_taken_over, assignment.on_failure = self.first_assignment_done.set, self._on_failure
         self.first_assignment_done.clear()
-        reconciler.on_taken_over = self.first_assignment_done.set
         self.membership = ConsumerMembership(
-            self._parts, reconciler, self._parts.new_name(), (topics.names, topics.pattern), self._on_failure
+            self._parts, assignment, self._parts.new_name(), (topics.names, topics.pattern)
         )
 
     def _assign_all(self) -> None:

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -19,11 +18,11 @@ from tailrace.awaitables import resolve_call
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.group.machine import Partitions, Release, TakeOver
 from tailrace.consumer.offsets.committer import Committer
-from tailrace.consumer.offsets.requests import committed_offsets, is_offset
 from tailrace.consumer.parts import ConsumerParts
-from tailrace.consumer.positions.offset_resetter import OffsetResetter
+from tailrace.consumer.positions.start_positions import OffsetResetter, is_offset
 from tailrace.context_managers import contextmanager
 from tailrace.errors import RebalanceError, TailraceError
+from tailrace.net.offsets import committed_offsets
 from tailrace.observe.events import (
     DrainTimedOut,
     OffsetOverrideRejected,
@@ -83,7 +82,7 @@ class Assignment:
         self._note_positions(effect.kept)
         self._positions.add(added)
         for position in self._positions.of(added):
-            position.assigned_topic_id = effect.topic_ids.get(position.partition.topic)
+            position.assigned_topic_id = effect.topic_ids.get(position.topic_partition.topic)
         # Partitions that were reported to the listener already have start positions, even after a canceled takeover.
         unreported = added - self._reported
         await self._start_at_committed_offsets(unreported)
@@ -183,19 +182,17 @@ class Assignment:
     # ---- parts of the order --------------------------------------------------------------------------------------
 
     async def _start_at_committed_offsets(self, partitions: Partitions) -> None:
-        committed = await self._parts.cluster.retrying(
-            partial(committed_offsets, self._parts.cluster, self._group_id, partitions),
-            timeout_s=self._config.max_poll_interval_ms / 1000,
-            what=f"reading the committed offsets of group {self._group_id!r}",
+        committed = await committed_offsets(
+            self._parts.cluster, self._group_id, partitions, timeout_s=self._config.max_poll_interval_ms / 1000
         )
         for position in self._positions.of(partitions):
             # A seek of the user, or a takeover that was canceled, may have set a start.
             if not position.has_start:
                 start = self._start_positions.policy.start_of_subscribed(
-                    position.partition,
+                    position.topic_partition,
                     self._parts.cluster.topology,
-                    committed.get(position.partition),
-                    self._released.pop(position.partition, (None, None)),
+                    committed.get(position.topic_partition),
+                    self._released.pop(position.topic_partition, (None, None)),
                     ignores_committed=self.resets_offsets,
                 )
                 self._start_positions.set_start(position, start)
@@ -224,11 +221,11 @@ class Assignment:
 
     def _note_positions(self, partitions: Iterable[TopicPartition]) -> None:
         for position in self._positions.of(partitions):
-            self._positions_before[position.partition] = position.next_offset
+            self._positions_before[position.topic_partition] = position.next_offset
 
     def _remove(self, partitions: Partitions) -> None:
         self.reader.drop(partitions)
-        self._released |= {one.partition: (one.topic_id, one.committed) for one in self._positions.of(partitions)}
+        self._released |= {one.topic_partition: (one.topic_id, one.committed) for one in self._positions.of(partitions)}
         self._positions.remove(partitions)
         self._parts.changed()
 
@@ -240,7 +237,7 @@ class Assignment:
         if callback is None:
             return
         old = MappingProxyType(dict(self._positions_before))
-        new = MappingProxyType({position.partition: position.next_offset for position in self._positions})
+        new = MappingProxyType({position.topic_partition: position.next_offset for position in self._positions})
         overrides = await self._call("post_rebalance_callback", callback, self._consumer, old, new)
         if overrides is not None and not isinstance(overrides, Mapping):
             raise RebalanceError(

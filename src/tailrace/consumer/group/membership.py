@@ -18,6 +18,7 @@ from anyio.abc import TaskGroup
 
 from tailrace.awaitables import AutoResetEvent
 from tailrace.config import ConsumerConfig
+from tailrace.consumer.arguments import BrokerPattern, TopicPattern
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.group.assignment import Assignment
 from tailrace.consumer.group.assignors import strategies_of
@@ -58,7 +59,6 @@ from tailrace.consumer.group.machine import (
 )
 from tailrace.consumer.group.requests import GroupRequests, RequestEffect, outcome_of
 from tailrace.consumer.parts import ConsumerParts
-from tailrace.consumer.topic_patterns import BrokerPattern, TopicPattern
 from tailrace.core.backoff import Backoff
 from tailrace.core.group_requests import GroupRequestKind, Identity
 from tailrace.error_codes import ErrorCode

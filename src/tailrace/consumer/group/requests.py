@@ -19,7 +19,6 @@ import anyio
 from msgspec.structs import replace
 
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.error_reactions import ErrorReactions
 from tailrace.consumer.group.kip848 import STATIC_LEAVE_EPOCH
 from tailrace.consumer.group.machine import (
     CoordinatorGone,
@@ -51,7 +50,14 @@ from tailrace.consumer.group.machine import (
     Synced,
     TopicNamesFound,
 )
-from tailrace.core.group_requests import INSTANCE_RELEASED, REACTIONS, GroupReaction, GroupRequestKind, error_of
+from tailrace.core.group_requests import (
+    INSTANCE_RELEASED,
+    REACTIONS,
+    ErrorReactions,
+    GroupReaction,
+    GroupRequestKind,
+    error_of,
+)
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import (
     AuthenticationError,
@@ -104,6 +110,7 @@ __all__ = [
     "ServerErrorLimit",
     "described_member",
     "event_of",
+    "joined_event",
     "outcome_of",
     "read_subscription",
     "write_subscription",
@@ -160,7 +167,7 @@ class GroupRequests:
         self.group_id, self._member = config.group_id, member
         self.config, self.cluster, self.observer = config, cluster, observer
         self._heartbeat_channel = ChannelKey(Channel.HEARTBEAT, member)
-        self._reactions = ErrorReactions(config)
+        self._reactions = ErrorReactions(config.group_error_reactions)
         self._limit = JoinLimit(config.rebalance_max_retries)
         self._server_error_limit = ServerErrorLimit(config.session_timeout_ms / 1000)
 
