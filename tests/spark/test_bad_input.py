@@ -14,7 +14,6 @@ import pytest
 from pyspark.errors import PySparkException
 
 from tailrace import App, ConfigurationError, OffsetOutOfRangeError, TopicPartition
-from tailrace.app.substitution import settings_of
 from tailrace.config import resolve
 from tailrace.core.offset_map import OffsetMap
 from tailrace.spark import SparkPipeline
@@ -158,7 +157,7 @@ def test_workers_get_options_and_overrides_of_the_driver(shop, monkeypatch, prot
 
     config = resolve(app.options)
     assert app is there.billing is not here.billing
-    assert settings_of(app).overrides == {there.open_bank: dict}
+    assert app.runtime.overrides == {there.open_bank: dict}
     assert (config.security_protocol, config.bootstrap_servers, config.check_crcs) == ("PLAINTEXT", ("driver:1",), True)
 
 

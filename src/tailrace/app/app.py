@@ -19,15 +19,12 @@ from typing import Any, Self, cast
 from typing_extensions import Unpack
 
 from tailrace.app.declare.parameters import Provider
-from tailrace.app.declare.plan import make_plan
 from tailrace.app.dispatch.executor import Executor
-from tailrace.app.handlers import HandlerFunction, Handlers, ResolvedOptions
+from tailrace.app.handlers import HandlerFunction, Handlers
 from tailrace.app.health.checks import ConsumerEvents, Health, Vitals, examine
 from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, health_app, lag_report
-from tailrace.app.kafka_substitute import KafkaSubstitute
-from tailrace.app.lifecycle import AppRun, wait_for_any
+from tailrace.app.lifecycle import AppRun, AppRuntime, make_plan, wait_for_any
 from tailrace.app.options import AppConfig, AppOptions
-from tailrace.app.policies import Retry
 from tailrace.app.publish.encoding import Message, encode_messages
 from tailrace.app.publish.results import publish_one
 from tailrace.app.sources import ConsumerSource, Source
@@ -173,34 +170,16 @@ class App(Handlers):
         config = AppConfig(**{name: remaining.pop(name) for name in _OWN_OPTIONS if name in remaining})
         if config.dead_letter is not None:
             topic_name(config.dead_letter, topic="topic", group="group")
-        self._defaults = ResolvedOptions(
-            retry=config.retry or Retry(),
-            on_failure=config.on_failure,
-            dead_letter=config.dead_letter,
-            codec=config.codec or JsonCodec(),
-            middleware=tuple(config.middleware),
-        )
-        self._require_broker, self._on_corrupt_batch = config.require_broker, config.on_corrupt_batch
         transactions = {name: remaining.pop(name) for name in _TRANSACTION_OPTIONS if name in remaining}
-        self._transactions = transaction_options(config.delivery, **transactions)
+        self.runtime = AppRuntime(config, transaction_options(config.delivery, **transactions))
         self._options: dict[str, Any] = {}
-        self._overrides: dict[Provider, Provider] = {}
-        self.supervisor: Supervisor | None = None
-        """Task of the started app; None before the start. It is internal to tailrace."""
-        self._running: AppRun | None = None
-        self._substitute: KafkaSubstitute | None = None
-        self._config: ConsumerConfig | None = None
         self.configure(**remaining)
 
     @robust_repr
     def __repr__(self) -> str:
-        state = "new" if self.supervisor is None else "stopped" if self.supervisor.is_over else "started"
+        supervisor = self.runtime.supervisor
+        state = "new" if supervisor is None else "stopped" if supervisor.is_over else "started"
         return f"<App of {len(self.declared)} handlers group={self._options.get('group_id')} {state}>"
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return the state to pickle: declarations and options, without the state of a run."""
-        state = super().__getstate__()
-        return {**state, "supervisor": None, "_running": None, "_substitute": None, "_config": None}
 
     # ---- before the start --------------------------------------------------------------------------------------
 
@@ -230,7 +209,7 @@ class App(Handlers):
     @property
     def codec(self) -> AnyCodec:
         """Codec of handlers that have no codec of their own."""
-        return self._defaults.codec
+        return self.runtime.config.codec or JsonCodec()
 
     def override(self, provider: Provider, replacement: Provider) -> None:
         """Make ``Depends(provider)`` call ``replacement`` from the next start on.
@@ -241,7 +220,7 @@ class App(Handlers):
         for name, function in (("provider", provider), ("replacement", replacement)):
             if not callable(function):
                 raise ConfigurationError(f"override(): {name} must be a function, not {function!r}")
-        self._overrides[provider] = replacement
+        self.runtime.overrides[provider] = replacement
 
     # ---- start and stop ----------------------------------------------------------------------------------------------
 
@@ -265,15 +244,15 @@ class App(Handlers):
 
         After an early return, the caller must stop the app.
         """
-        if self.supervisor is not None and not self.supervisor.is_over:
+        runtime = self.runtime
+        if runtime.supervisor is not None and not runtime.supervisor.is_over:
             raise ConsumerStateError("this app is started already")
-        self._config = resolve(self._options)
-        running = self._running = self._new_run(self._config)
-        supervisor = self.supervisor = Supervisor(running.run, "tailrace app")
+        run = runtime.run = self._new_run(resolve(self._options))
+        supervisor = runtime.supervisor = Supervisor(run.run, "tailrace app")
         try:
-            await supervisor.start(given_up, ending_s=sum(running.time_to_stop))
+            await supervisor.start(given_up, ending_s=sum(run.time_to_stop))
         except BaseException:
-            self.supervisor = None
+            runtime.supervisor = None
             raise
         return supervisor
 
@@ -288,18 +267,19 @@ class App(Handlers):
             TailraceError: An error has ended the app before, a stop hook fails, or a part of the app does not end in
                 time.
         """
-        if self.supervisor is None:
+        supervisor = self.runtime.supervisor
+        if supervisor is None:
             return
-        running = self._started
-        if not self.supervisor.is_over:
-            self.supervisor.check_loop("this app")
+        running = self.runtime.started_run
+        if not supervisor.is_over:
+            supervisor.check_loop("this app")
         if running.handler_in(asyncio.current_task()) is not None:
             raise ConsumerStateError(
                 "a handler cannot call stop(), which waits for the handler - call it from another task"
             )
         orderly_s, ending_s = running.time_to_stop
         try:
-            await self.supervisor.stop(orderly_s, ending_s=ending_s)
+            await supervisor.stop(orderly_s, ending_s=ending_s)
         except TailraceError:
             running.shutdown.report_timeout(is_abandoned=True)
             raise
@@ -337,7 +317,7 @@ class App(Handlers):
                 await wait_for_any(has_signal, supervisor.stopping)
             finally:
                 await self.stop()
-        if names := dict.fromkeys(self._started.left_behind):
+        if names := dict.fromkeys(self.runtime.started_run.left_behind):
             raise HandlerFailedError(
                 f"handlers that ignored their cancellation were abandoned: {', '.join(names)}; their records are not"
                 " committed and will be delivered again - let asyncio.CancelledError through"
@@ -370,9 +350,9 @@ class App(Handlers):
             ConsumerStateError: The app is not started, or is stopped before that.
             TailraceError: An error has ended the app before that.
         """
-        running = self._started
-        if self.supervisor is not None:
-            await wait_for_any(running.consumer_events.assigned, self.supervisor.stopping)
+        running, supervisor = self.runtime.started_run, self.runtime.supervisor
+        if supervisor is not None:
+            await wait_for_any(running.consumer_events.assigned, supervisor.stopping)
         if running.failure is not None:
             raise running.failure
         if not running.consumer_events.assigned.is_set():
@@ -385,14 +365,12 @@ class App(Handlers):
         The app is live unless it needs a restart of the process. It is ready from its first assignment until its stop;
         with ``require_broker=False``, even before its first assignment.
         """
-        config, running = self._config or resolve(self._options), self._running
-        if running is None:
-            vitals = Vitals(
-                is_started=False, was_assigned=False, max_poll_interval_s=config.max_poll_interval_ms / 1000
-            )
-        else:
-            vitals = running.vitals
-        return examine(vitals, require_broker=self._require_broker)
+        run, require_broker = self.runtime.run, self.runtime.config.require_broker
+        if run is not None:
+            return examine(run.vitals, require_broker=require_broker)
+        max_poll_interval_s = resolve(self._options).max_poll_interval_ms / 1000
+        vitals = Vitals(is_started=False, was_assigned=False, max_poll_interval_s=max_poll_interval_s)
+        return examine(vitals, require_broker=require_broker)
 
     def statistics(self) -> AppStatistics:
         """Return the statistics of handlers, groups and consumers in the current run.
@@ -400,7 +378,7 @@ class App(Handlers):
         Before the start, the statistics contain no handlers, groups and consumers. Call this method in the app's event
         loop.
         """
-        health, running = self.health(), self._running
+        health, running = self.health(), self.runtime.run
         if running is None:
             return AppStatistics(is_live=health.is_live, is_ready=health.is_ready)
         return running.statistics(health)
@@ -475,44 +453,34 @@ class App(Handlers):
             PublishError: The value cannot be encoded, the message was not acknowledged, or no broker was reached yet.
             SchemaRegistryError: A schema is needed, and the schema registry does not answer.
         """
-        running = self._started
-        if self.supervisor is not None:
-            self.supervisor.check_loop("this app")
+        running, supervisor = self.runtime.started_run, self.runtime.supervisor
+        if supervisor is not None:
+            supervisor.check_loop("this app")
         if running.publisher is None:
-            if self.supervisor is not None and not self.supervisor.stopping.is_set():
+            if supervisor is not None and not supervisor.stopping.is_set():
                 raise PublishError(f"{topic}: no broker was reached yet - await wait_ready() first")
             raise ConsumerStateError("this app has ended - start it again before you publish")
-        (out,) = await encode_messages(
-            [Message(value, key, headers, partition)], topic, self._defaults.codec, "publish()"
-        )
+        (out,) = await encode_messages([Message(value, key, headers, partition)], topic, self.codec, "publish()")
         return await publish_one(running.publisher, out)
 
     # ---- internals ---------------------------------------------------------------------------------------------------
 
     def _check_not_started(self) -> None:
-        if self.supervisor is not None and not self.supervisor.is_over:
+        supervisor = self.runtime.supervisor
+        if supervisor is not None and not supervisor.is_over:
             raise ConsumerStateError(
                 "this app is started - declare handlers and hooks, and call include() and configure(), before the start"
             )
 
-    @property
-    def _started(self) -> AppRun:
-        if self._running is None:
-            raise ConsumerStateError("this app is not started - use `async with app`, or await start() first")
-        return self._running
-
     def _executors_of(self, handler: HandlerFunction) -> list[Executor[Any]]:
-        executors = [executor for group in self._started.groups for executor in group.executors_of(handler)]
+        executors = [executor for group in self.runtime.started_run.groups for executor in group.executors_of(handler)]
         if not executors:
             raise ConsumerStateError(f"{handler!r} is not a running handler of this app - pass the decorated function")
         return executors
 
     def _new_run(self, config: ConsumerConfig) -> AppRun:
-        substitute = self._substitute
-        overrides = self._overrides if substitute is None else {**self._overrides, **substitute.overrides}
-        plan = make_plan(self, config.group_id, self._defaults, overrides)
-        if substitute is not None:
-            plan = substitute.adapt(plan)
+        own, substitute, transactions = self.runtime.config, self.runtime.substitute, self.runtime.transactions
+        plan = make_plan(self, config.group_id, self.runtime)
         consumer_events = ConsumerEvents(plan.by_group)
         added_hooks = () if substitute is None else substitute.hooks
         hooks = (*cast("tuple[Hook, ...]", config.hooks), *added_hooks, cast("Hook", consumer_events))
@@ -521,18 +489,18 @@ class App(Handlers):
         observer = Observer(hooks, client_id=config.client_id)
 
         def connect(routes: Routes) -> Source:
-            return ConsumerSource(routes, {**options, "group_id": routes.group_id}, self._on_corrupt_batch)
+            return ConsumerSource(routes, {**options, "group_id": routes.group_id}, own.on_corrupt_batch)
 
         kafka = KafkaAccess(connect, lambda: Producer(config))
-        if self._transactions is not None:
-            check_transactions(self._transactions, config, self._options, self.declared)
+        if transactions is not None:
+            check_transactions(transactions, config, self._options, self.declared)
             kafka = with_transactions(
                 kafka,
-                self._transactions,
+                transactions,
                 config,
                 options,
                 observer=observer,
-                on_corrupt_batch=self._on_corrupt_batch,
+                on_corrupt_batch=own.on_corrupt_batch,
             )
         return AppRun(
             plan,
@@ -542,7 +510,7 @@ class App(Handlers):
             consumer_events=consumer_events,
             observer=observer,
             # With a substitute for Kafka, the start never needs to go on without a broker.
-            require_broker=self._require_broker or substitute is not None,
+            require_broker=own.require_broker or substitute is not None,
         )
 
 

@@ -13,15 +13,26 @@ from typing import Any, TypeAlias, TypeVar
 
 from typing_extensions import Unpack
 
+from tailrace.app.declare.dependencies import Overrides
+from tailrace.app.declare.prepared_handler import PreparedHandler, prepare
 from tailrace.app.function_kinds import FunctionKind, check_hook, handler_kind
-from tailrace.app.options import BatchMiddleware, HandlerOptions, Unmatched, check_handler_options, compile_pattern
+from tailrace.app.options import (
+    AppConfig,
+    BatchMiddleware,
+    HandlerOptions,
+    Unmatched,
+    check_handler_options,
+    check_retry_topics,
+    compile_pattern,
+)
 from tailrace.app.policies import Batch, OnFailure, OrderBy, Retry
+from tailrace.codecs.json_codec import JsonCodec
 from tailrace.codecs.protocols import AnyCodec
 from tailrace.core.cluster_metadata import topic_name_fault
 from tailrace.errors import ConfigurationError
 from tailrace.records import Record
 
-__all__ = ["Handler", "HandlerFunction", "Handlers", "ResolvedOptions"]
+__all__ = ["Handler", "HandlerFunction", "Handlers", "ResolvedHandler", "resolve_handler"]
 
 HandlerFunction: TypeAlias = Callable[..., object]
 """Function that is declared as a handler; the annotations of its parameters determine its arguments."""
@@ -55,6 +66,56 @@ class Handler:
     """Functions of type ``BatchMiddleware`` if ``batch`` is set, otherwise of type ``Middleware``."""
     batch: Batch | None = None
     """Limits of a batch; None for a handler of single records."""
+
+    def with_defaults(self, app: AppConfig) -> Handler:
+        """Return the handler with the options of its app where it has none."""
+        return replace(
+            self,
+            retry=self.retry or app.retry or Retry(),
+            on_failure=self.on_failure or app.on_failure,
+            dead_letter=self.dead_letter or app.dead_letter,
+            codec=self.codec or app.codec or JsonCodec(),
+            # The app's middleware takes single records, so it does not wrap handlers of batches.
+            middleware=self.middleware if self.batch is not None else (*app.middleware, *self.middleware),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedHandler(Handler):
+    """Handler as it runs: with the defaults of its app filled in, and with its signature read."""
+
+    group_id: str
+    retry: Retry
+    on_failure: OnFailure
+    codec: AnyCodec
+    declared: Handler
+    prepared: PreparedHandler
+
+
+def resolve_handler(declared: Handler, app: AppConfig, group_id: str | None, overrides: Overrides) -> ResolvedHandler:
+    """Fill in the options that a handler takes from its app, and read its signature.
+
+    Args:
+        declared: Declaration of the handler.
+        app: Options of the app.
+        group_id: Group of handlers that have no ``group_id``; None if each handler must have one.
+        overrides: Replacements of the providers that ``Depends`` names.
+
+    Raises:
+        ConfigurationError: The signature is invalid, the handler has no group, or options contradict each other.
+    """
+    handler, group = declared.with_defaults(app), declared.group_id or group_id
+    if group is None:
+        raise ConfigurationError(
+            f"{handler.name} has no group_id - set it for the app, such as App(group_id='billing')"
+        )
+    assert handler.retry is not None
+    assert handler.codec is not None
+    check_retry_topics(
+        handler.retry, order_by=handler.order_by, has_pattern=handler.pattern is not None, where=f"{handler.name}: "
+    )
+    prepared = prepare(handler.function, handler.codec, overrides=overrides, is_batch=handler.batch is not None)
+    return ResolvedHandler(**{**vars(handler), "group_id": group}, declared=declared, prepared=prepared)
 
 
 class Handlers:
@@ -227,30 +288,3 @@ def _check_topics(topics: Sequence[object], pattern: re.Pattern[str] | None) -> 
             )
         if fault := topic_name_fault(topic):
             raise ConfigurationError(f"{topic!r} is not a legal topic name: {fault}")
-
-
-# ---- options that handlers have in common with their app, which provides the defaults --------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResolvedOptions:
-    """Options that can be set for an app and for a handler: the values of an app, or the values that a handler uses."""
-
-    retry: Retry
-    on_failure: OnFailure
-    dead_letter: str | None
-    codec: AnyCodec
-    middleware: tuple[Callable[..., Any], ...] = ()
-
-    def for_handler(self, handler: Handler) -> ResolvedOptions:
-        """Return the options that a handler uses: its own, and these options of its app where it has none."""
-        own = handler.middleware
-        return replace(
-            self,
-            retry=handler.retry or self.retry,
-            on_failure=handler.on_failure or self.on_failure,
-            dead_letter=handler.dead_letter or self.dead_letter,
-            codec=handler.codec or self.codec,
-            # The app's middleware takes single records, so it does not wrap handlers of batches.
-            middleware=own if handler.batch is not None else (*self.middleware, *own),
-        )

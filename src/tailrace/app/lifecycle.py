@@ -9,34 +9,156 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 import anyio
 
 from tailrace.app.declare.arguments import Opened
-from tailrace.app.declare.dependencies import open_into
-from tailrace.app.declare.plan import Plan
+from tailrace.app.declare.dependencies import Dependency, Overrides, open_into
+from tailrace.app.declare.parameters import Provider
 from tailrace.app.dispatch.group_runtime import Connect, GroupRuntime
 from tailrace.app.dispatch.task_results import stop_all, task_error
 from tailrace.app.function_kinds import name_of
+from tailrace.app.handlers import Handlers, ResolvedHandler, resolve_handler
 from tailrace.app.health.checks import ConsumerEvents, Health, Vitals
 from tailrace.app.health.event_loop_watchdog import Watchdog
+from tailrace.app.options import AppConfig
+from tailrace.app.topics.routes import Routes
+from tailrace.app.transactions.exactly_once import TransactionOptions
 from tailrace.awaitables import resolve_call
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.supervisor import Supervisor
-from tailrace.context_managers import AsyncExitStack
+from tailrace.context_managers import AsyncExitStack, contextmanager
 from tailrace.core.backoff import Backoff
-from tailrace.errors import BrokerConnectionError, TailraceError
+from tailrace.errors import BrokerConnectionError, ConsumerStateError, TailraceError
 from tailrace.observe.events import AppFailed, BrokersUnavailable, LeaveGroupTimedOut, ShutdownTimedOut
-from tailrace.observe.hooks import Observer, instrumentations_of
+from tailrace.observe.hooks import Hook, Observer, instrumentations_of
 from tailrace.observe.statistics import AppStatistics, Durations
 from tailrace.producer.publisher import Publisher, instrumented
 from tailrace.user_exceptions import error_text
 
-__all__ = ["AppRun", "BoundedStack", "ShutdownTracker", "call_hook", "wait_for_any"]
+__all__ = [
+    "AppRun",
+    "AppRuntime",
+    "BoundedStack",
+    "KafkaSubstitute",
+    "Plan",
+    "ShutdownTracker",
+    "call_hook",
+    "make_plan",
+    "wait_for_any",
+]
+
+# ---- plan: the handlers by group, with their options filled in and their signatures read -----------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Handlers of an app by consumer group, and its hooks, in order of declaration."""
+
+    by_group: Mapping[str, Sequence[ResolvedHandler]]
+    start_hooks: Sequence[Callable[[], object]] = ()
+    stop_hooks: Sequence[Callable[[], object]] = ()
+
+    @property
+    def dependencies(self) -> Iterable[Dependency]:
+        """Dependencies with ``scope="app"``; a dependency of several handlers occurs several times."""
+        return (
+            dependency
+            for handlers in self.by_group.values()
+            for handler in handlers
+            for dependency in handler.prepared.app_dependencies
+        )
+
+
+def make_plan(declared: Handlers, group_id: str | None, runtime: AppRuntime) -> Plan:
+    """Return the plan of the declared handlers and hooks.
+
+    Args:
+        declared: Handlers and hooks.
+        group_id: Group of handlers that have no ``group_id``; None if each handler must have one.
+        runtime: Settings of the app.
+
+    Raises:
+        ConfigurationError: A signature is invalid, a handler has no group, options contradict each other, a topic
+            template is invalid, or several handlers of a group read the same topic and not all of them have ``when=``.
+    """
+    substitute, overrides = runtime.substitute, runtime.overrides
+    if substitute is not None:
+        overrides = {**overrides, **substitute.overrides}
+    by_group: dict[str, list[ResolvedHandler]] = {}
+    for one in declared.declared:
+        handler = resolve_handler(one, runtime.config, group_id, overrides)
+        by_group.setdefault(handler.group_id, []).append(handler)
+    for group, handlers in by_group.items():
+        Routes(group, handlers)  # Raises an error if handlers conflict.
+    plan = Plan(by_group, tuple(declared.start_hooks), tuple(declared.stop_hooks))
+    return plan if substitute is None else substitute.adapt(plan)
+
+
+@dataclass(frozen=True)
+class KafkaSubstitute:
+    """Substitute for Kafka in one run of an app, for tests and on Spark.
+
+    Attributes:
+        connect: returns the source of a group's records.
+        open_publisher: returns a context manager that opens the publisher of messages.
+        overrides: replacements of providers, in addition to those of the app.
+        hooks: receivers of events, in addition to those of the app.
+        adapt: called with the app's plan; returns the plan to run in its place.
+    """
+
+    connect: Connect
+    open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]]
+    overrides: Overrides
+    hooks: tuple[Hook, ...]
+    adapt: Callable[[Plan], Plan]
+
+
+@dataclass
+class AppRuntime:
+    """Settings and runs of an app, through which TestApp, Spark, worker processes and commands reach it.
+
+    Attributes:
+        config: options of the app itself.
+        transactions: options of transactions; None for at-least-once delivery.
+        overrides: replacements of providers, by the provider that ``Depends`` names.
+        substitute: substitute for Kafka at the next start; None for Kafka itself.
+        supervisor: supervisor of the current or last run; None before the first start, and after a start that failed.
+        run: current or last run; None before the first start.
+    """
+
+    config: AppConfig
+    transactions: TransactionOptions | None
+    overrides: dict[Provider, Provider] = field(default_factory=dict)
+    substitute: KafkaSubstitute | None = None
+    supervisor: Supervisor | None = None
+    run: AppRun | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state to pickle: the settings."""
+        return {**vars(self), "substitute": None, "supervisor": None, "run": None}
+
+    @property
+    def started_run(self) -> AppRun:
+        """Current or last run; ConsumerStateError if there is none."""
+        if self.run is None:
+            raise ConsumerStateError("this app is not started - use `async with app`, or await start() first")
+        return self.run
+
+    @contextmanager
+    def without_kafka(self, substitute: KafkaSubstitute) -> Iterator[None]:
+        """Make the app use ``substitute`` in place of Kafka if it starts within this context."""
+        self.substitute = substitute
+        try:
+            yield
+        finally:
+            self.substitute = None
+
 
 # ---- waits for several events ----------------------------------------------------------------------------------------
 

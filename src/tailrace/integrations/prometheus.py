@@ -240,7 +240,8 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _loop_of(source: Source) -> asyncio.AbstractEventLoop | None:
-    return None if source.supervisor is None else source.supervisor.loop
+    supervisor = source.runtime.supervisor if isinstance(source, App) else source.supervisor
+    return None if supervisor is None else supervisor.loop
 
 
 # ---- values ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from typing import Any
 from tailrace.app.app import App
 from tailrace.app.function_kinds import identity_of
 from tailrace.app.handlers import Handler
-from tailrace.app.substitution import settings_of
 from tailrace.app.topics.routes import HandlerTopics
 from tailrace.errors import ConfigurationError
 
@@ -82,7 +81,7 @@ def select_handlers(
         raise ConfigurationError(f"handler {found[0].name!r} has no group - set one, such as App(group_id='billing')")
     topics = tuple(dict.fromkeys(topic for one in found for topic in one.topics))
     read_topics = (*topics, *matched_topics)
-    dead_letter = settings_of(app).defaults.dead_letter
+    dead_letter = app.runtime.config.dead_letter
     patterns = tuple(
         HandlerTopics(one, group, one.dead_letter or dead_letter) for one in found if one.pattern is not None
     )

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from tailrace.app.app import App, load_app
-from tailrace.app.declare.plan import make_plan
-from tailrace.app.substitution import settings_of
+from tailrace.app.lifecycle import make_plan
 from tailrace.config import ConsumerConfig, resolve
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import ConfigurationError, CorruptCheckpointError, UnknownTopicError
@@ -73,7 +72,6 @@ class SparkPipeline:
         self._import_path = app if isinstance(app, str) else import_path_of(app)
         self._spark = spark
         self._checkpoint = None if checkpoint is None else Checkpoint(spark, str(checkpoint))
-        self._settings = settings_of(self.app)
         _check_delivery(self.app)
         config = resolve(self.app.options)
         self._observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
@@ -354,7 +352,7 @@ class SparkPipeline:
         """Check that a run is possible, create missing topics, and return the state of cluster and group."""
         finish_ended_queries(selected.group_id)
         store.check_idle()
-        store.create_topics(selected.handlers, self._settings.defaults)
+        store.create_topics(one.with_defaults(self.app.runtime.config) for one in selected.handlers)
         cluster_state = store.cluster_state(selected.topics, selected.patterns)
         if state is not None and self._checkpoint is not None:
             check_matches(self._checkpoint.location, state, cluster_state.cluster_id, cluster_state.topic_ids)
@@ -401,7 +399,7 @@ def check_run(app: App, import_path: str, handler: HandlerOrName, *, parallelism
 
 
 def _check_delivery(app: App) -> None:
-    if settings_of(app).is_exactly_once:
+    if app.runtime.transactions is not None:
         raise ConfigurationError(
             "delivery='exactly_once' commits offsets in transactions, which Spark does not support"
             " - use 'at_least_once', and make effects idempotent by topic, partition and offset"
@@ -419,9 +417,9 @@ def _check_and_pack(  # noqa: PLR0913 - everything that needs no session
     matched_topics: Iterable[str] = (),
 ) -> tuple[SelectedHandlers, Shipment, dict[str, str]]:
     """Check handlers and options; return the handlers, the serialized app, and the options of Spark's Kafka source."""
-    config, settings = resolve(app.options), settings_of(app)
+    config = resolve(app.options)
     # The plan is not used, but raises an error for invalid declarations.
-    make_plan(app, config.group_id, settings.defaults, settings.overrides)
+    make_plan(app, config.group_id, app.runtime)
     selected = select_handlers(app, handler, config.group_id, matched_topics)
     _check_at_least_one("parallelism", 1 if parallelism is None else parallelism)
     check_source_options(options or {}, keeps_order=selected.keeps_order)

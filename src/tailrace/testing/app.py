@@ -16,14 +16,12 @@ from typing import Any, Self, TypeVar, overload
 from tailrace.app.app import App
 from tailrace.app.declare.arguments import create_value_reader
 from tailrace.app.declare.parameters import Provider
-from tailrace.app.declare.plan import BoundHandler, Plan
 from tailrace.app.failures.dead_letters import DeadLetter, read_dead_letter
 from tailrace.app.failures.policy import ACTION_TEXTS
-from tailrace.app.kafka_substitute import KafkaSubstitute
-from tailrace.app.lifecycle import wait_for_any
+from tailrace.app.handlers import ResolvedHandler
+from tailrace.app.lifecycle import KafkaSubstitute, Plan, wait_for_any
 from tailrace.app.policies import FailureAction
 from tailrace.app.sources import Source
-from tailrace.app.substitution import app_run_of, settings_of, substitute_kafka
 from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.exactly_once import ContextPublisher
 from tailrace.app.transactions.source import TransactionalSource
@@ -94,7 +92,7 @@ class TestApp:
             substitute = KafkaSubstitute(
                 self._connect, self._open_log, self._overrides, (self,), self._with_real_time_in_threads
             )
-            with substitute_kafka(self._app, substitute):
+            with self._app.runtime.without_kafka(substitute):
                 await self._app.start()
             stack.push_async_callback(self._app.stop)
             self._stack = stack.pop_all()
@@ -147,7 +145,7 @@ class TestApp:
             HandlerFailedError: a handler failed for good, without a dead-letter topic and ``on_failure="skip"``.
             TailraceError: the app ended with this error before all records were finished.
         """
-        running = app_run_of(self._app)
+        running = self._app.runtime.started_run
         while not all(group.is_settled for group in running.groups) or not all(one.is_idle for one in self._sources):
             if running.failure is not None:
                 raise running.failure
@@ -222,11 +220,11 @@ class TestApp:
         self._wakeup.set()
 
     def _connect(self, routes: Routes) -> Source:
-        observer = Observer((self, app_run_of(self._app).consumer_events))
+        observer = Observer((self, self._app.runtime.started_run.consumer_events))
         source = LogSource(self._log, routes, observer)
         source.watch(self._wakeup.set)
         self._sources.append(source)
-        options = settings_of(self._app).transactions
+        options = self._app.runtime.transactions
         if options is None:
             return source
         self._transactional.append(transactional_source(source, self._log, options, observer))
@@ -252,7 +250,7 @@ class TestApp:
         return wall_clock + asyncio.get_running_loop().time() - loop_time
 
 
-def _with_real_time(handler: BoundHandler, clock: VirtualTime) -> BoundHandler:
+def _with_real_time(handler: ResolvedHandler, clock: VirtualTime) -> ResolvedHandler:
     """Return the handler with a middleware that uses real time during each call."""
 
     def middleware(call: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
@@ -262,5 +260,4 @@ def _with_real_time(handler: BoundHandler, clock: VirtualTime) -> BoundHandler:
 
         return call_in_real_time
 
-    resolved = handler.resolved
-    return replace(handler, resolved=replace(resolved, middleware=(*resolved.middleware, middleware)))
+    return replace(handler, middleware=(*handler.middleware, middleware))

@@ -15,7 +15,6 @@ from tailrace.app.dispatch.executor import ExecutorOptions
 from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.dispatch.work import Worker
 from tailrace.app.policies import Batch
-from tailrace.app.substitution import app_run_of
 from tailrace.consumer.partition import AssignedPartitions, Partition
 from tailrace.observe.events import DrainTimedOut, GroupJoined
 from tests.support.consumer_group import until
@@ -39,7 +38,7 @@ def new_app(kafka_server, group):
 
 
 async def has_begun_to_drain(app: App) -> None:
-    (group,) = app_run_of(app).groups
+    (group,) = app.runtime.started_run.groups
     await until(lambda: any(one.is_halted for one in group.source.consumer._started.positions))
 
 
@@ -135,7 +134,7 @@ async def test_a_stopping_app_starts_no_records_of_new_partitions(new_app, new_t
 
     other, _ = other_app(new_app, topic, [], **cooperative)
     async with app:
-        consumer = app_run_of(app).groups[0].source.consumer
+        consumer = app.runtime.started_run.groups[0].source.consumer
         async with other:
             await until(lambda: len(consumer.assignment()) == 1)
             (mine,) = consumer.assignment()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from tailrace import App, Retry, TopicPartition
-from tailrace.app.handlers import ResolvedOptions
+from tailrace import App, TopicPartition
+from tailrace.app.options import AppConfig
 from tailrace.app.topics.creation import LaterTopics
 from tailrace.app.topics.routes import Routes
-from tailrace.codecs.json_codec import JsonCodec
 from tailrace.config import resolve
 from tailrace.embedded.cluster import free_ports
 from tailrace.observe.events import TopicMissing
 from tailrace.observe.hooks import Observer
 
 DEAD = "{topic}.{group}.dead"
-RESOLVED = ResolvedOptions(retry=Retry(), on_failure="pause", dead_letter=DEAD, codec=JsonCodec())
+OPTIONS = AppConfig(dead_letter=DEAD)
 
 
 async def test_unreachable_brokers_are_reported_with_the_names_of_the_topics(recorder):
@@ -24,7 +23,7 @@ async def test_unreachable_brokers_are_reported_with_the_names_of_the_topics(rec
     async def handle(value: bytes) -> None: ...
 
     config = resolve({"bootstrap_servers": f"localhost:{free_ports(1)[0]}", "max_poll_interval_ms": 2_000})
-    routes = Routes("billing", [(one, RESOLVED) for one in app.declared])
+    routes = Routes("billing", [one.with_defaults(OPTIONS) for one in app.declared])
     own_topics = LaterTopics(config, routes, Observer((recorder,)))
 
     assert await own_topics.after_rebalance(None, {}, {TopicPartition("orders.eu", 0): None}) is None

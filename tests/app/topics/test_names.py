@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace import ConfigurationError, Retry
-from tailrace.app.handlers import Handlers, ResolvedOptions
+from tailrace import ConfigurationError
+from tailrace.app.handlers import Handlers
+from tailrace.app.options import AppConfig
 from tailrace.app.topics.names import DEAD, REPLAY, RETRY, NameForm, topic_name
 from tailrace.app.topics.routes import Routes
-from tailrace.codecs.json_codec import JsonCodec
 
 NAMES = st.text("ab.-_", min_size=1, max_size=8)
 
@@ -100,8 +100,8 @@ def test_a_name_is_parsed(topic, group, template):
 
 
 def routes_of(*handlers: Handlers, dead_letter: str | None = None, group: str = "g") -> Routes:
-    options = ResolvedOptions(retry=Retry(), on_failure="pause", dead_letter=dead_letter, codec=JsonCodec())
-    return Routes(group, [(one, options) for several in handlers for one in several.declared])
+    options = AppConfig(dead_letter=dead_letter)
+    return Routes(group, [one.with_defaults(options) for several in handlers for one in several.declared])
 
 
 def handlers_of(*topics: str, **options: object) -> Handlers:
@@ -191,4 +191,4 @@ def test_overlapping_patterns_are_found_with_their_topic():
     routes = routes_of(first, second)
 
     assert routes.overlapping_handlers("orderlies") is None
-    assert routes.overlapping_handlers("orders") == (first.declared[0], second.declared[0])
+    assert routes.overlapping_handlers("orders") == tuple(routes.handlers)

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Container
 from typing import Any, NamedTuple, TypeAlias
 
 from tailrace.app.declare.parameters import returns_nothing
-from tailrace.app.declare.plan import BoundHandler
 from tailrace.app.declare.prepared_handler import ValueCall
 from tailrace.app.dispatch.batch_failures import FailuresByIndex, call_batch, raising_if_all_fail, returning_failures
 from tailrace.app.dispatch.handler_context import HandlerContext
@@ -25,7 +24,7 @@ from tailrace.app.dispatch.timeouts import OverdueCalls, with_deadline
 from tailrace.app.dispatch.wrapping import wrapped_by
 from tailrace.app.failures.dead_letters import as_first_read
 from tailrace.app.failures.reject import Reject
-from tailrace.app.handlers import Handler
+from tailrace.app.handlers import Handler, ResolvedHandler
 from tailrace.app.publish.encoding import results_in
 from tailrace.app.publish.results import ResultPublisher
 from tailrace.app.publish.traces import BatchTrace, result_trace, with_record_trace, with_span_as_trace
@@ -57,12 +56,12 @@ class HandlerCall(NamedTuple):
     value_call: ValueCall | None = None
 
 
-def handler_call(bound: BoundHandler, context: HandlerContext, overdue_calls: OverdueCalls) -> HandlerCall:
+def handler_call(handler: ResolvedHandler, context: HandlerContext, overdue_calls: OverdueCalls) -> HandlerCall:
     """Return the call of a handler; ``overdue_calls`` counts the calls that still run after ``timeout_ms``."""
-    handler, prepared, is_batch = bound.handler, bound.prepared, bound.handler.batch is not None
+    prepared, is_batch = handler.prepared, handler.batch is not None
     timeout_s = None if handler.timeout_ms is None else handler.timeout_ms / 1000
     middleware: tuple[Callable[..., UnitCall], ...]
-    middleware = bound.resolved.middleware
+    middleware = handler.middleware
     call: UnitCall
     value_call: ValueCall | None = None
     if not prepared.is_async:
@@ -71,8 +70,8 @@ def handler_call(bound: BoundHandler, context: HandlerContext, overdue_calls: Ov
         call = prepared.direct_call or (lambda unit: prepared.call(unit, context.opened))
     if middleware:
         call = wrapped_by(with_span_as_trace(call, prepared.name), middleware)
-    call = _with_limits(call, bound, timeout_s, overdue_calls)
-    results = ResultPublisher(context.publisher, bound.resolved.codec, handler.publish, handler.name)
+    call = _with_limits(call, handler, timeout_s, overdue_calls)
+    results = ResultPublisher(context.publisher, handler.codec, handler.publish, handler.name)
     publish_result = _result_publisher(results, prepared.name)
     if is_batch:
         publishing_call = _publishing_batch(call, results, prepared.name, has_middleware=bool(middleware))
@@ -99,9 +98,11 @@ def handler_call(bound: BoundHandler, context: HandlerContext, overdue_calls: Ov
     )
 
 
-def _with_limits(call: UnitCall, bound: BoundHandler, timeout_s: float | None, overdue_calls: OverdueCalls) -> UnitCall:
+def _with_limits(
+    call: UnitCall, handler: ResolvedHandler, timeout_s: float | None, overdue_calls: OverdueCalls
+) -> UnitCall:
     """Return a call with the deadline of the handler, and for a plain handler with a strict limit of its threads."""
-    prepared = bound.prepared
+    prepared = handler.prepared
     if timeout_s is not None:
         call = with_deadline(call, timeout_s, prepared.name, overdue_calls, is_async=prepared.is_async)
         if prepared.prefetch is not None:
@@ -111,7 +112,7 @@ def _with_limits(call: UnitCall, bound: BoundHandler, timeout_s: float | None, o
         return call
     # An attempt after a failure starts even if ``concurrency`` other calls run. The threads may share an object that
     # permits no more, such as a connection.
-    places, limited = asyncio.Semaphore(bound.handler.concurrency), call
+    places, limited = asyncio.Semaphore(handler.concurrency), call
 
     async def call_in_place(unit: object) -> object:
         async with places:

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 import anyio
 
 from tailrace.app.declare.arguments import Opened
-from tailrace.app.declare.plan import BoundHandler
 from tailrace.app.dispatch.batch_executor import BatchExecutor
 from tailrace.app.dispatch.call import handler_call, matches
 from tailrace.app.dispatch.executor import Executor, ExecutorOptions
@@ -30,7 +29,7 @@ from tailrace.app.failures.dead_letters import as_first_read, handler_of
 from tailrace.app.failures.delayed_records import RetryTopicRecords
 from tailrace.app.failures.policy import FailurePolicy
 from tailrace.app.function_kinds import identity_of
-from tailrace.app.handlers import Handler
+from tailrace.app.handlers import Handler, ResolvedHandler
 from tailrace.app.sources import Source
 from tailrace.app.topics.routes import Routes
 from tailrace.awaitables import AutoResetEvent
@@ -94,7 +93,7 @@ class HandlerEvents:
 class HandlerRuntime:
     """Parts that run one handler."""
 
-    handler: Handler
+    handler: ResolvedHandler
     executor: Executor[Any]
     recovery: Recovery
     overdue_calls: OverdueCalls
@@ -121,21 +120,18 @@ class HandlerRuntime:
         )
 
 
-def handler_runtime(bound: BoundHandler, context: HandlerContext) -> HandlerRuntime:
+def handler_runtime(handler: ResolvedHandler, context: HandlerContext) -> HandlerRuntime:
     """Build the runtime of a handler; in transactions, a handler without ``timeout_ms`` gets a default."""
-    handler = bound.handler
     limits = handler.batch
     if context.transactions is not None and handler.timeout_ms is None:
         timeout_ms = context.transactions.default_timeout_ms(0 if limits is None else limits.max_wait_ms)
         handler = replace(handler, timeout_ms=timeout_ms)
-        bound = replace(bound, handler=handler)
     events = HandlerEvents()
     observer = context.observer.with_hooks(events)
     overdue_calls = OverdueCalls(handler.name, observer)
-    call = handler_call(bound, context, overdue_calls)
+    call = handler_call(handler, context, overdue_calls)
     policy = FailurePolicy(
         handler,
-        bound.resolved,
         dead_letter_publisher=context.dead_letter_publisher,
         observer=observer,
         transactions=context.transactions,
@@ -171,7 +167,7 @@ class GroupRuntime:
 
     Args:
         group_id: id of the group.
-        handlers: handlers with their analyzed signatures and resolved options.
+        handlers: handlers of the group.
         opened: values of app-scoped dependencies.
         publisher: publisher of results and dead letters.
         observer: receives events.
@@ -186,7 +182,7 @@ class GroupRuntime:
     def __init__(  # noqa: PLR0913 - combines the parts of an app with the parts of a group
         self,
         group_id: str,
-        handlers: Sequence[BoundHandler],
+        handlers: Sequence[ResolvedHandler],
         *,
         opened: Opened,
         publisher: Publisher,
@@ -194,8 +190,8 @@ class GroupRuntime:
         connect: Connect,
     ) -> None:
         self.group_id = group_id
-        self._bound_handlers, self._opened, self._publisher, self._observer = handlers, opened, publisher, observer
-        self._routes = Routes(group_id, [(one.handler, one.resolved) for one in handlers])
+        self._handlers, self._opened, self._publisher, self._observer = handlers, opened, publisher, observer
+        self._routes = Routes(group_id, handlers)
         self.source = connect(self._routes)
         self._transactions = self.source.transactions
         self._retry_topic_records = RetryTopicRecords(
@@ -240,7 +236,7 @@ class GroupRuntime:
             on_progress=self._on_progress,
             on_full=self._emit_read_paused,
         )
-        self._runtimes = [handler_runtime(bound, context) for bound in self._bound_handlers]
+        self._runtimes = [handler_runtime(one, context) for one in self._handlers]
 
     async def run(self, cleanup_s: float) -> None:
         """Handle records until canceled; then cancel running handlers and wait up to ``cleanup_s`` seconds for them.

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher, OutgoingFailure
 from tailrace.app.failures.reject import Reject
-from tailrace.app.handlers import Handler, ResolvedOptions
+from tailrace.app.handlers import ResolvedHandler
 from tailrace.app.policies import FailureAction, FailureCount, FailureCounts, RetryDecision, after_failure, consists_of
 from tailrace.app.sources import Transactions
 from tailrace.app.topics.delay_queue import retry_topic_index
@@ -67,7 +67,6 @@ class FailurePolicy:
 
     Args:
         handler: handler whose records fail.
-        resolved: options of the handler.
         dead_letter_publisher: sends records to retry and dead-letter topics.
         observer: receives the events.
         transactions: transactions in which records are handled; None for at-least-once delivery, in which records wait
@@ -79,22 +78,16 @@ class FailurePolicy:
             again.
     """
 
-    def __init__(  # noqa: PLR0913 - it combines decisions, a publisher and events
+    def __init__(
         self,
-        handler: Handler,
-        resolved: ResolvedOptions,
+        handler: ResolvedHandler,
         *,
         dead_letter_publisher: DeadLetterPublisher,
         observer: Observer,
         transactions: Transactions | None = None,
         delay_of: Callable[[str], int | None] = lambda _topic: None,
     ) -> None:
-        self._handler, self._resolved, self._dead_letter_publisher, self._observer = (
-            handler,
-            resolved,
-            dead_letter_publisher,
-            observer,
-        )
+        self._handler, self._dead_letter_publisher, self._observer = handler, dead_letter_publisher, observer
         self._delay_of, self._transactions = delay_of, transactions
         self._work_s = 0.0 if handler.timeout_ms is None else handler.timeout_ms / 1000
         self.waiting = 0
@@ -112,15 +105,15 @@ class FailurePolicy:
             error: last error of the record.
             chance: random number in [0, 1), for the jitter of the pause.
         """
-        resolved = self._resolved
+        handler = self._handler
         return after_failure(
-            resolved.retry,
+            handler.retry,
             failure_count.outages if is_outage(error) else failure_count.failures,
             error,
-            dead_letter=resolved.dead_letter is not None,
-            on_failure=resolved.on_failure,
+            dead_letter=handler.dead_letter is not None,
+            on_failure=handler.on_failure,
             chance=chance,
-            attempt_topic_index=retry_topic_index(self._delay_of(record.topic), resolved.retry.topic_delays_ms),
+            attempt_topic_index=retry_topic_index(self._delay_of(record.topic), handler.retry.topic_delays_ms),
             never=_NOT_RETRYABLE,
             outages=_OUTAGES,
         )
@@ -177,7 +170,7 @@ class FailurePolicy:
         match decision.action:
             case FailureAction.RETRY_TOPIC:
                 assert decision.retry_topic is not None
-                delay_ms = self._resolved.retry.topic_delays_ms[decision.retry_topic]
+                delay_ms = self._handler.retry.topic_delays_ms[decision.retry_topic]
                 outgoing = self._dead_letter_publisher.for_retry_topic(record, failures, error, name, delay_ms)
                 if await self._send(lane, record, outgoing, error):
                     event = RecordDelayed(
@@ -185,9 +178,9 @@ class FailurePolicy:
                     )
                     self._observer.emit(event)
             case FailureAction.DEAD_LETTER:
-                assert self._resolved.dead_letter is not None
+                assert self._handler.dead_letter is not None
                 outgoing = self._dead_letter_publisher.for_dead_letter_topic(
-                    record, failures, error, name, self._resolved.dead_letter
+                    record, failures, error, name, self._handler.dead_letter
                 )
                 if await self._send(lane, record, outgoing, error):
                     self._observer.emit(
@@ -214,12 +207,12 @@ class FailurePolicy:
             if refused is None:
                 return True
             advice = _advice(outgoing.topic, refused)
-            if self._resolved.on_failure == "stop":
+            if self._handler.on_failure == "stop":
                 raise DeadLetterError(
                     f"{record.topic_partition} offset {record.offset} failed ({error_text(error)}) and cannot be"
                     f" written to {outgoing.topic!r}: {refused}; it is not committed - {advice}"
                 ) from refused
-            pause_s = self._resolved.retry.max_backoff_ms / 1000
+            pause_s = self._handler.retry.max_backoff_ms / 1000
             name, partition, offset = self._handler.name, record.topic_partition, record.offset
             self._observer.emit(
                 DeadLetterFailed(name, partition, offset, outgoing.topic, str(refused), advice, pause_s, refused)

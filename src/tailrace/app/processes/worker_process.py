@@ -30,7 +30,6 @@ from tailrace.app.processes.messages import (
     ToChild,
 )
 from tailrace.app.processes.worker_plan import check_transactional_id, instance_id_template
-from tailrace.app.substitution import settings_of
 from tailrace.config import resolve
 from tailrace.errors import ConfigurationError, ConsumerStateError, TailraceError
 from tailrace.observe.log_format import configure_logging
@@ -144,16 +143,16 @@ class _WorkerProcess:
 
     def _set_instance_id(self, app: App) -> None:
         """Give the worker its own ``group_instance_id``, so that it gets its partitions back after a restart."""
-        options = app._options  # noqa: SLF001 - same package
+        options = app.options
         instance_id = options.get("group_instance_id", os.environ.get("TAILRACE_GROUP_INSTANCE_ID"))
-        if (transactions := settings_of(app).transactions) is not None:
+        if (transactions := app.runtime.transactions) is not None:
             check_transactional_id(transactions.transactional_id, self._spec["workers"])
         pool_id = f"{os.getppid()}.{self._spec['pool']}"
         app.configure(group_instance_id=instance_id_template(instance_id, self._spec["workers"], pool_id))
         if instance_id is None and "leave_on_stop" not in options and "TAILRACE_LEAVE_ON_STOP" not in os.environ:
             # The instance id contains the id of this pool, so no later member will use it.
             app.configure(leave_on_stop=True)
-        config = resolve(options)
+        config = resolve(app.options)
         self._parent.stop_timeout_s = config.stop_timeout_ms / 1000
         # After a session timeout without heartbeats, the group has reassigned the partitions of this worker anyway.
         self._silence_limit_s = config.session_timeout_ms / 1000
@@ -181,7 +180,7 @@ class _WorkerProcess:
             return  # ``run`` raises the same error.
 
     async def _report_status(self, app: App) -> None:
-        supervisor = app.supervisor
+        supervisor = app.runtime.supervisor
         if supervisor is None:
             return
         await wait_for_any(supervisor.ready, supervisor.stopping)

@@ -11,7 +11,7 @@ import string
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tailrace.app.handlers import Handler, ResolvedOptions
+from tailrace.app.handlers import Handler
 from tailrace.app.topics.delay_queue import delay_name
 from tailrace.core.cluster_metadata import ILLEGAL_IN_TOPIC_NAME, topic_name_fault
 from tailrace.errors import ConfigurationError
@@ -140,7 +140,7 @@ def retry_topic(origin: str, group_id: str, delay_ms: int) -> str:
     return topic_name(RETRY, topic=origin, group=group_id, delay=delay_name(delay_ms))
 
 
-def retry_topics_of(handlers: Iterable[tuple[Handler, ResolvedOptions]], group_id: str) -> dict[str, RetryTopic]:
+def retry_topics_of(handlers: Iterable[Handler], group_id: str) -> dict[str, RetryTopic]:
     """Return the retry topics of a group's handlers, by name.
 
     Raises:
@@ -148,7 +148,8 @@ def retry_topics_of(handlers: Iterable[tuple[Handler, ResolvedOptions]], group_i
     """
     return {
         retry_topic(topic, group_id, delay_ms): RetryTopic(topic, delay_ms)
-        for handler, resolved in handlers
+        for handler in handlers
+        if handler.retry is not None
         for topic in handler.topics
-        for delay_ms in resolved.retry.topic_delays_ms
+        for delay_ms in handler.retry.topic_delays_ms
     }

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from tailrace.app.handlers import Handler, ResolvedOptions
+from tailrace.app.handlers import Handler
 from tailrace.app.topics.names import DEAD, REPLAY, RETRY, NameForm, RetryTopic, retry_topics_of, topic_name
 from tailrace.errors import ConfigurationError
 
@@ -25,7 +25,7 @@ class Routes:
 
     Args:
         group_id: id of the group.
-        handlers: handlers of the group, each with its resolved options.
+        handlers: handlers of the group, with the defaults of their app.
 
     Attributes:
         group_id: id of the group.
@@ -37,11 +37,10 @@ class Routes:
             invalid.
     """
 
-    def __init__(self, group_id: str, handlers: Iterable[tuple[Handler, ResolvedOptions]]) -> None:
-        pairs = list(handlers)
-        self.group_id, self.handlers = group_id, [handler for handler, _ in pairs]
-        self.retries: Mapping[str, RetryTopic] = retry_topics_of(pairs, group_id)
-        self._handler_topics = [HandlerTopics(handler, group_id, resolved.dead_letter) for handler, resolved in pairs]
+    def __init__(self, group_id: str, handlers: Iterable[Handler]) -> None:
+        self.group_id, self.handlers = group_id, list(handlers)
+        self.retries: Mapping[str, RetryTopic] = retry_topics_of(self.handlers, group_id)
+        self._handler_topics = [HandlerTopics(one, group_id, one.dead_letter) for one in self.handlers]
         self._replay_form = NameForm(REPLAY, group=group_id)
         replays = {topic_name(REPLAY, topic=topic, group=group_id): topic for topic in self.topics}
         self._origins = {**replays, **{name: one.origin for name, one in self.retries.items()}}

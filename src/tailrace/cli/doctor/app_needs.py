@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from tailrace.admin.diagnosis.needs import ClusterNeeds, GroupNeeds, TopicNeeds, TopicRole
 from tailrace.app.app import App
-from tailrace.app.declare.plan import Plan, make_plan
-from tailrace.app.substitution import settings_of
+from tailrace.app.lifecycle import Plan, make_plan
 from tailrace.app.topics.routes import HandlerTopics, Routes
 from tailrace.cli.doctor.named_needs import NeedsOf
 from tailrace.config import ConsumerConfig
@@ -28,12 +27,8 @@ def needs_of_app(app: App, config: ConsumerConfig, start: str) -> tuple[Plan, Ne
     Raises:
         ConfigurationError: a handler is declared wrongly.
     """
-    settings = settings_of(app)
-    plan = make_plan(app, config.group_id, settings.defaults, settings.overrides)
-    routes = {
-        group_id: Routes(group_id, [(one.handler, one.resolved) for one in handlers])
-        for group_id, handlers in plan.by_group.items()
-    }
+    plan = make_plan(app, config.group_id, app.runtime)
+    routes = {group_id: Routes(group_id, handlers) for group_id, handlers in plan.by_group.items()}
 
     def needs(existing: Collection[str]) -> ClusterNeeds:
         topics: dict[str, TopicNeeds] = {}
@@ -65,9 +60,7 @@ def needs_of_app(app: App, config: ConsumerConfig, start: str) -> tuple[Plan, Ne
 def _matched_topics(plan: Plan, group_id: str, existing: Collection[str]) -> list[str]:
     """Return the existing topics that patterns of the group's handlers match."""
     patterns = [
-        HandlerTopics(one.handler, group_id, one.resolved.dead_letter)
-        for one in plan.by_group[group_id]
-        if one.handler.pattern is not None
+        HandlerTopics(one, group_id, one.dead_letter) for one in plan.by_group[group_id] if one.pattern is not None
     ]
     return [name for name in existing if any(name in one for one in patterns)]
 

@@ -9,7 +9,7 @@ with ``may_go_back``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -27,7 +27,7 @@ from tailrace.admin.offsets import (
     list_offsets,
 )
 from tailrace.admin.topics import partitions_of, watched_topics
-from tailrace.app.handlers import Handler, ResolvedOptions
+from tailrace.app.handlers import Handler
 from tailrace.app.topics.creation import create_group_topics
 from tailrace.app.topics.routes import Routes
 from tailrace.config import ConsumerConfig
@@ -277,14 +277,13 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
 
     # ---- changes -----------------------------------------------------------------------------------------------
 
-    def create_topics(self, handlers: Sequence[Handler], defaults: ResolvedOptions) -> None:
+    def create_topics(self, handlers: Iterable[Handler]) -> None:
         """Create missing retry topics and dead-letter topics, as the app does.
 
         Raises:
             BrokerError: a retry topic cannot be created.
         """
-        routes = Routes(self.group_id, [(one, defaults.for_handler(one)) for one in handlers])
-        self._thread.call(create_group_topics(self._config, routes, self._observer))
+        self._thread.call(create_group_topics(self._config, Routes(self.group_id, handlers), self._observer))
 
     def commit(
         self, offsets: Mapping[TopicPartition, PartitionCommit], text: str, *, may_go_back: bool = False

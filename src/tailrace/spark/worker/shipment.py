@@ -31,7 +31,6 @@ import msgspec
 from tailrace.app.app import App, load_app, split_app_name
 from tailrace.app.declare.dependencies import Overrides
 from tailrace.app.declare.parameters import Depends
-from tailrace.app.substitution import settings_of
 from tailrace.config import ConsumerConfig
 from tailrace.core.offset_map import OffsetMap, decode_metadata, encode_metadata
 from tailrace.errors import ConfigurationError
@@ -268,7 +267,7 @@ def pack(
     Raises:
         ConfigurationError: a worker cannot unpickle or import a part of the app; the message names that part.
     """
-    options, overrides = _options(config), settings_of(app).overrides
+    options, overrides = _options(config), app.runtime.overrides
     if import_path is not None:
         _check_overrides(overrides)
     try:
@@ -490,7 +489,7 @@ def _unsendable_parts(app: App, selected: SelectedHandlers, options: Mapping[str
                 yield f"{one}= of handler {handler.name}"
     for hook in (*app.start_hooks, *app.stop_hooks):
         yield from _unsendable_variables(str(getattr(hook, "__qualname__", hook)), hook)
-    for provider, replacement in settings_of(app).overrides.items():
+    for provider, replacement in app.runtime.overrides.items():
         if not _can_be_sent(replacement):
             yield f"the override of {_qualified_name(provider)}"
     hooks: Any = app.options.get("hooks", ())

@@ -28,13 +28,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from tailrace.app.app import App
-from tailrace.app.declare.plan import BoundHandler, Plan
 from tailrace.app.dispatch.group_runtime import GroupRuntime
-from tailrace.app.kafka_substitute import KafkaSubstitute
-from tailrace.app.lifecycle import wait_for_any
+from tailrace.app.lifecycle import KafkaSubstitute, Plan, wait_for_any
 from tailrace.app.options import Handle, Middleware
 from tailrace.app.sources import HandlerGroup, Source
-from tailrace.app.substitution import app_run_of, substitute_kafka
 from tailrace.app.topics.routes import Routes
 from tailrace.config import resolve
 from tailrace.consumer.partition import Partition, UnreadableBatch
@@ -222,7 +219,7 @@ class AppRunner:
         substitute = KafkaSubstitute(
             self._connect, self._open_producer, {}, (cast("Hook", self._counter),), self._adapt_plan
         )
-        with substitute_kafka(self._app, substitute):
+        with self._app.runtime.without_kafka(substitute):
             await self._app.start()
 
     async def stop(self) -> None:
@@ -276,7 +273,7 @@ class AppRunner:
 
     async def _wait(self, *, until_finished: bool) -> None:
         """Wait until all queued records are delivered, or until all of them are finished."""
-        running, source = app_run_of(self._app), self._source
+        running, source = self._app.runtime.started_run, self._source
         while True:
             source.changed.clear()
             group = self._group
@@ -307,7 +304,7 @@ class AppRunner:
         Raises:
             TailraceError: the app has failed, or does not run the group.
         """
-        running = app_run_of(self._app)
+        running = self._app.runtime.started_run
         if running.failure is not None:
             raise running.failure
         if not running.groups:
@@ -335,18 +332,17 @@ class AppRunner:
         """Return the plan of the handlers to run, with the options that a task needs."""
         selected = {id(self._app.declared[index]) for index in self._shipment.handler_indices}
         collecting = (cast("Middleware", self._collect_results),) if self._shipment.has_sink else ()
-        adapted_handlers: list[BoundHandler] = []
-        for one in plan.by_group[self._shipment.group_id]:
-            handler, resolved = one.handler, one.resolved
-            if id(handler) not in selected:
-                continue
-            if resolved.on_failure == "pause":
-                resolved = replace(resolved, on_failure="stop")
-            if handler.batch is not None:
+        adapted_handlers = [
+            replace(
+                one,
+                on_failure="stop" if one.on_failure == "pause" else one.on_failure,
                 # To wait for more records would only delay the task.
-                handler = replace(handler, batch=replace(handler.batch, max_wait_ms=0))
-            resolved = replace(resolved, middleware=(*collecting, *resolved.middleware))
-            adapted_handlers.append(BoundHandler(handler, one.prepared, resolved))
+                batch=None if one.batch is None else replace(one.batch, max_wait_ms=0),
+                middleware=(*collecting, *one.middleware),
+            )
+            for one in plan.by_group[self._shipment.group_id]
+            if id(one.declared) in selected
+        ]
         adapted = replace(plan, by_group={self._shipment.group_id: adapted_handlers})
         self.stop_runs_user_code = bool(adapted.stop_hooks) or any(one.closes for one in adapted.dependencies)
         return adapted
