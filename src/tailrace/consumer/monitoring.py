@@ -211,7 +211,7 @@ def partition_statistics(
     timestamps = {(one.topic_partition, one.offset): one.timestamp for one in unfinished}
     return tuple(
         _statistics(position, timestamps, next_timestamp, now_ms)
-        for position in sorted(positions, key=attrgetter("partition"))
+        for position in sorted(positions, key=attrgetter("topic_partition"))
     )
 
 
