@@ -95,13 +95,7 @@ class Subscription:
         self._consumer, self._on_failure, self._topics = consumer, on_failure, topics
         self.committer: Committer | None = None
         if parts.config.group_id is not None:
-            self.committer = Committer(
-                parts,
-                self._reader,
-                self._start_positions.read_recreated,
-                self._commit_identity,
-                self._handle_commit_error,
-            )
+            self.committer = Committer(parts, self._start_positions, self._commit_identity, self._handle_commit_error)
         self.membership: ConsumerMembership | None = None
         self._assigned_topics: frozenset[str] | None = None
         """Topics whose partitions are all assigned without a group; None in a group or with a manual assignment."""

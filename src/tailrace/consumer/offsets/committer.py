@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
 
 from msgspec.structs import replace
 
 from tailrace.awaitables import AutoResetEvent, resolve_call
-from tailrace.config import ConsumerConfig
-from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.offsets.commits import CommitClock, Commits, CommitSnapshot
 from tailrace.consumer.parts import ConsumerParts
-from tailrace.context_managers import asynccontextmanager
+from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.cluster_metadata import is_other_log
 from tailrace.core.group_requests import ErrorReactions, GroupReaction, GroupRequestKind, Identity, error_of
 from tailrace.error_codes import ErrorCode, name_of
@@ -52,11 +51,24 @@ from tailrace.user_exceptions import error_text
 __all__ = ["Committer"]
 
 
+@dataclass(slots=True)
+class _Commit:
+    """One commit, through all its attempts."""
+
+    snapshot: CommitSnapshot
+    left: dict[TopicPartition, CommitOffset]
+    """Offsets that the broker has not accepted yet."""
+    recreated: set[TopicPartition] = field(default_factory=set)
+    """Partitions of topics that were recreated since their records were read."""
+    attempts: int = 0
+    refusal: BrokerError | None = None
+    """Error after which no attempt follows."""
+
+
 class Committer:
     """Commits offsets of a group member, or of a manual assignment.
 
     Args:
-        on_recreated: called with partitions whose topic was recreated after their records were read; may be empty.
         identity: called for each request; returns the member id and generation to commit with, or None while the member
             belongs to no generation of the group.
         on_error: called with the error code of a commit and the identity that the commit was sent with; returns True if
@@ -69,23 +81,23 @@ class Committer:
     def __init__(
         self,
         parts: ConsumerParts,
-        reader: Reader,
-        on_recreated: Callable[[Collection[TopicPartition]], None],
+        start_positions: StartPositions,
         identity: Callable[[], Identity | None],
         on_error: Callable[[int, Identity], bool],
     ) -> None:
         config = self._config = parts.config
         assert config.group_id is not None
         self.group_id = config.group_id
-        self._cluster, self._observer, self._reader = parts.cluster, parts.observer, reader
-        self._on_recreated = on_recreated
+        self._cluster, self._observer = parts.cluster, parts.observer
+        self._start_positions, self._reader = start_positions, start_positions.reader
         self._commits = Commits(parts.positions, max_bytes=config.offset_metadata_max_bytes, writer=config.client_id)
-        self._identity, self._on_error, self._reactions = (
-            identity,
-            on_error,
-            ErrorReactions(config.group_error_reactions),
+        self._identity, self._on_error = identity, on_error
+        self._reactions = ErrorReactions(config.group_error_reactions)
+        interval_ms = config.auto_commit_interval_ms if config.commits_automatically else None
+        self._clock = CommitClock(
+            None if interval_ms is None else interval_ms / 1000,
+            config.auto_commit_every_records if config.commits_automatically else None,
         )
-        self._clock = _clock_of(config)
         self._is_over = self.has_user_committed = False
         self._out_of_retries: CommitFailedError | None = None
         """Error of the last commit that used up ``offset_commit_max_retries``."""
@@ -95,6 +107,8 @@ class Committer:
         """Set when the next automatic commit is due, or its time has changed."""
         self._map_dropped: set[TopicPartition] = set()
         """Partitions whose last commit had no room for the offset map."""
+
+    # ---- when --------------------------------------------------------------------------------------------------
 
     async def run_commits(self) -> None:
         """Commit finished records whenever an automatic commit is due, until canceled."""
@@ -174,16 +188,34 @@ class Committer:
             async with asyncio.timeout(timeout_s), self._lock:
                 pass
 
-    # ---- inside ------------------------------------------------------------------------------------------------
+    def _restart_clock(self, now: float, finished: int) -> None:
+        """Restart the interval and the record count of the next automatic commit."""
+        self._clock.restart(now, finished)
+        self._reader.finished_counter.set_due_at(self._clock.next_count)
+
+    # ---- one commit, with its retries --------------------------------------------------------------------------
 
     async def _commit(self, take_snapshot: Callable[[], CommitSnapshot], timeout_s: float) -> None:
         """Wait until no commit is in flight, take a snapshot, commit it, and call the user's callback."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
         snapshot: CommitSnapshot | None = None
         try:
-            async with self._turn(timeout_s) as deadline:
-                snapshot = take_snapshot()
-                if snapshot:
-                    await self._send_until_done(snapshot, deadline)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._lock.acquire()
+            except TimeoutError:
+                raise CommitFailedError(
+                    f"an earlier commit did not complete within {timeout_s:.1f} s - commit again"
+                ) from None
+            try:
+                finished = self._reader.finished_counter.finished
+                if snapshot := take_snapshot():
+                    await self._send_until_done(_Commit(snapshot, dict(snapshot.offsets)), deadline)
+                self._restart_clock(loop.time(), finished)
+                self._wakeup.set()
+            finally:
+                self._lock.release()
         except TailraceError as error:
             await self._call_callback(snapshot, error)
             raise
@@ -208,75 +240,32 @@ class Committer:
         except Exception as raised:  # noqa: BLE001 - the user's function may raise anything
             self._observer.emit(CommitCallbackFailed(self.group_id, error_text(raised), raised))
 
-    def _restart_clock(self, now: float, finished: int) -> None:
-        """Restart the interval and the record count of the next automatic commit."""
-        self._clock.restart(now, finished)
-        self._reader.finished_counter.set_due_at(self._clock.next_count)
-
-    @asynccontextmanager
-    async def _turn(self, timeout_s: float) -> AsyncIterator[float]:
-        """Wait until no other commit is in flight, and yield the time of the loop at which this commit must end."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._lock.acquire()
-        except TimeoutError:
-            raise CommitFailedError(
-                f"an earlier commit did not complete within {timeout_s:.1f} s - commit again"
-            ) from None
-        try:
-            finished = self._reader.finished_counter.finished
-            yield deadline
-            self._restart_clock(loop.time(), finished)
-            self._wakeup.set()
-        finally:
-            self._lock.release()
-
-    async def _send_until_done(self, snapshot: CommitSnapshot, deadline: float) -> None:
-        """Commit the offsets of a snapshot, and retry after temporary errors until ``deadline``."""
-        left = dict(snapshot.offsets)
-        self._report_dropped_maps(snapshot)
-        permanent: list[BrokerError] = []
-        recreated: set[TopicPartition] = set()
-        attempts, retries = 0, self._config.offset_commit_max_retries
-
-        async def attempt() -> None:
-            nonlocal attempts
-            attempts += 1
-            try:
-                await self._send(snapshot, left, recreated)
-            except (BrokerConnectionError, BrokerError) as error:
-                if isinstance(error, BrokerError) and not error.retriable:
-                    permanent.append(error)
-                elif retries is not None and attempts > retries:
-                    self._out_of_retries = CommitFailedError(
-                        f"{error}, after {attempts} attempts (offset_commit_max_retries={retries}) - the records since"
-                        " the last commit may be delivered again"
-                    )
-                    raise self._out_of_retries from error
-                raise
-
-        loop = asyncio.get_running_loop()
+    async def _send_until_done(self, commit: _Commit, deadline: float) -> None:
+        """Send a commit, and retry after temporary errors until ``deadline``."""
+        self._report_dropped_maps(commit.snapshot)
+        loop, offsets = asyncio.get_running_loop(), commit.snapshot.offsets
         began_at = loop.time()
-        timeout_s = deadline - began_at
         try:
-            await self._cluster.retrying(attempt, timeout_s=timeout_s, what=f"committing {len(left)} offsets")
+            await self._cluster.retrying(
+                partial(self._attempt, commit),
+                timeout_s=deadline - began_at,
+                what=f"committing {len(offsets)} offsets",
+            )
         except (BrokerConnectionError, BrokerError) as error:
-            if error in permanent:
+            if error is commit.refusal:
                 raise
             # If this member were still in the group, it would have received a newer epoch with a heartbeat by now.
             is_stale = isinstance(error, BrokerError) and error.code == ErrorCode.STALE_MEMBER_EPOCH
             raise CommitFailedError(
                 f"{error} - the records since the last commit may be delivered again", retriable=not is_stale
             ) from error
-        gone = self._commits.released_since(snapshot) & left.keys()
-        missing = gone | recreated
-        committed = {partition: one.offset for partition, one in snapshot.offsets.items() if partition not in missing}
-        if committed or not recreated:
+        gone = self._commits.released_since(commit.snapshot) & commit.left.keys()
+        missing = gone | commit.recreated
+        committed = {partition: one.offset for partition, one in offsets.items() if partition not in missing}
+        if committed or not commit.recreated:
             self._observer.emit(OffsetsCommitted(self.group_id, committed, loop.time() - began_at))
-        if recreated:
-            raise TopicRecreatedError(recreated)
+        if commit.recreated:
+            raise TopicRecreatedError(commit.recreated)
         if gone:
             raise CommitFailedError(
                 f"{', '.join(sorted(map(str, gone)))}: not committed, as the partitions were revoked meanwhile"
@@ -284,18 +273,27 @@ class Committer:
                 retriable=False,
             )
 
-    async def _send(
-        self,
-        snapshot: CommitSnapshot,
-        left: dict[TopicPartition, CommitOffset],
-        recreated: set[TopicPartition],
-    ) -> None:
-        """Send the offsets in ``left`` once, and remove those that the broker has accepted.
+    async def _attempt(self, commit: _Commit) -> None:
+        """Send the offsets that are left once; count the attempts of ``offset_commit_max_retries``."""
+        commit.attempts += 1
+        retries = self._config.offset_commit_max_retries
+        try:
+            await self._send(commit)
+        except (BrokerConnectionError, BrokerError) as error:
+            if isinstance(error, BrokerError) and not error.retriable:
+                commit.refusal = error
+            elif retries is not None and commit.attempts > retries:
+                self._out_of_retries = CommitFailedError(
+                    f"{error}, after {commit.attempts} attempts (offset_commit_max_retries={retries}) - the records"
+                    " since the last commit may be delivered again"
+                )
+                raise self._out_of_retries from error
+            raise
 
-        Partitions of recreated topics are moved from ``left`` to ``recreated``. Revoked partitions are not sent.
-        """
-        gone = self._commits.released_since(snapshot)
-        entries = {partition: entry for partition, entry in left.items() if partition not in gone}
+    async def _send(self, commit: _Commit) -> None:
+        """Send the offsets that are left, except of revoked partitions, and remove those that the broker accepts."""
+        gone = self._commits.released_since(commit.snapshot)
+        entries = {partition: entry for partition, entry in commit.left.items() if partition not in gone}
         if not entries:
             return
         identity = self._identity()
@@ -306,102 +304,28 @@ class Committer:
                 retriable=False,
             )
         loop, topology = asyncio.get_running_loop(), self._cluster.topology
+        with_ids = [
+            one if one.topic_id != NO_TOPIC_ID else replace(one, topic_id=topology.topic_id(one.topic))
+            for one in entries.values()
+        ]
         await self._cluster.coordinator(self.group_id)
         sent_at = loop.time()
-        codes = await commit_once(
-            self._cluster,
-            self.group_id,
-            [
-                one if one.topic_id != NO_TOPIC_ID else replace(one, topic_id=topology.topic_id(one.topic))
-                for one in entries.values()
-            ],
-            identity,
-        )
+        codes = await commit_once(self._cluster, self.group_id, with_ids, identity)
         self._observer.emit(GroupRequestCompleted(self.group_id, "Commit", loop.time() - sent_at))
         accepted = [partition for partition in entries if codes.get(partition) == ErrorCode.NONE]
-        self._commits.note_stored(snapshot, accepted, {one for one in accepted if not left[one].metadata})
+        without_text = {one for one in accepted if not commit.left[one].metadata}
+        self._commits.note_stored(commit.snapshot, accepted, without_text)
         for partition in accepted:
-            del left[partition]
-        unknown = [one for one in left if codes.get(one) in _UNKNOWN_TOPIC_CODES]
-        await self._check_unknown_topics(unknown, snapshot, left, recreated)
-        too_large = [one for one in left if codes.get(one) == ErrorCode.OFFSET_METADATA_TOO_LARGE]
-        if shortened := [one for one in too_large if self._shorten_metadata(one, snapshot, left)]:
+            del commit.left[partition]
+        if unknown := [one for one in commit.left if codes.get(one) in _UNKNOWN_TOPIC_CODES]:
+            await self._check_unknown_topics(commit, unknown)
+        too_large = [one for one in commit.left if codes.get(one) == ErrorCode.OFFSET_METADATA_TOO_LARGE]
+        if shortened := [one for one in too_large if self._shorten_metadata(commit, one)]:
             raise _retriable(ErrorCode.OFFSET_METADATA_TOO_LARGE, shortened[0])
-        for partition in entries.keys() & left.keys():
+        for partition in entries.keys() & commit.left.keys():
             self._raise_refusal(partition, codes.get(partition), identity)
 
-    async def _check_unknown_topics(
-        self,
-        unknown: Collection[TopicPartition],
-        snapshot: CommitSnapshot,
-        left: dict[TopicPartition, CommitOffset],
-        recreated: set[TopicPartition],
-    ) -> None:
-        """Refresh the metadata to check if topics were recreated or deleted that the coordinator does not know.
-
-        Partitions of recreated topics are moved from ``left`` to ``recreated``. Partitions of other topics stay in
-        ``left``, because the coordinator may not know a new topic yet.
-
-        Raises:
-            CommitFailedError: a topic or partition was deleted.
-        """
-        if not unknown:
-            return
-        token = object()
-        # The user may commit offsets of topics that this consumer does not read.
-        self._cluster.watch(token, {one.topic for one in unknown})
-        try:
-            await self._cluster.refresh()
-        finally:
-            self._cluster.unwatch(token)
-        others = {one for one in unknown if is_other_log(left[one].topic_id, one, self._cluster.topology)}
-        for partition in others:
-            self._observer.emit(TopicRecreated(partition, left.pop(partition).offset))
-        recreated |= others
-        self._on_recreated(self._commits.unchanged_since(snapshot) & others)
-        topics = self._cluster.topology.topics
-        deleted = {
-            one for one in unknown if one.topic not in topics or one.partition not in topics[one.topic].partitions
-        }
-        if deleted:
-            raise CommitFailedError(
-                f"{', '.join(sorted(map(str, deleted)))}: not committed, as the topic or partition no longer exists",
-                retriable=False,
-            )
-
-    def _shorten_metadata(
-        self, partition: TopicPartition, snapshot: CommitSnapshot, left: dict[TopicPartition, CommitOffset]
-    ) -> bool:
-        """Remove the offset map, else the user's metadata, from an entry that the broker refused as too large.
-
-        Return False if neither can be removed.
-        """
-        bare = self._commits.without_map(left[partition], snapshot.notes[partition])
-        if bare is None:
-            return self._drop_metadata(partition, left)
-        left[partition] = bare
-        reason = "the broker's limit is lower: set offset_metadata_max_bytes to its offset.metadata.max.bytes"
-        self._observer.emit(OffsetMapDropped(partition, bare.offset, reason))
-        return True
-
-    def _drop_metadata(self, partition: TopicPartition, left: dict[TopicPartition, CommitOffset]) -> bool:
-        """Remove the user's metadata; return False if there is none, or if ``on_metadata_too_large`` is "raise"."""
-        entry = left[partition]
-        if self._config.on_metadata_too_large == "raise" or not entry.metadata:
-            return False
-        left[partition] = replace(entry, metadata="")
-        self._observer.emit(CommitMetadataDropped(partition, entry.offset, len(entry.metadata.encode())))
-        return True
-
-    def _report_dropped_maps(self, snapshot: CommitSnapshot) -> None:
-        """Emit an event for each offset map that does not fit, but none if the partition's previous map did not fit."""
-        for partition, note in snapshot.notes.items():
-            if not note.is_map_dropped:
-                self._map_dropped.discard(partition)
-            elif partition not in self._map_dropped:
-                self._map_dropped.add(partition)
-                reason = f"it does not fit into offset_metadata_max_bytes={self._config.offset_metadata_max_bytes}"
-                self._observer.emit(OffsetMapDropped(partition, snapshot.offsets[partition].offset, reason))
+    # ---- reactions to refused offsets --------------------------------------------------------------------------
 
     def _raise_refusal(self, partition: TopicPartition, code: int | None, identity: Identity) -> NoReturn:
         if code is None:
@@ -436,15 +360,59 @@ class Committer:
                     raise _retriable(code, partition)
                 raise error_of(code, GroupRequestKind.COMMIT)
 
+    async def _check_unknown_topics(self, commit: _Commit, unknown: Collection[TopicPartition]) -> None:
+        """Refresh the metadata to check if topics were recreated or deleted that the coordinator does not know.
+
+        Partitions of recreated topics are moved to ``commit.recreated``. Partitions of other topics stay in
+        ``commit.left``, because the coordinator may not know a new topic yet.
+
+        Raises:
+            CommitFailedError: a topic or partition was deleted.
+        """
+        # The user may commit offsets of topics that this consumer does not read.
+        with self._cluster.watching({one.topic for one in unknown}):
+            await self._cluster.refresh()
+        topology = self._cluster.topology
+        others = {one for one in unknown if is_other_log(commit.left[one].topic_id, one, topology)}
+        for partition in others:
+            self._observer.emit(TopicRecreated(partition, commit.left.pop(partition).offset))
+        commit.recreated |= others
+        self._start_positions.read_recreated(self._commits.unchanged_since(commit.snapshot) & others)
+        if deleted := [one for one in unknown if topology.leader(one) is None]:
+            raise CommitFailedError(
+                f"{', '.join(sorted(map(str, deleted)))}: not committed, as the topic or partition no longer exists",
+                retriable=False,
+            )
+
+    def _shorten_metadata(self, commit: _Commit, partition: TopicPartition) -> bool:
+        """Remove the offset map, else the user's metadata, from an entry that the broker refused as too large.
+
+        Return False if neither can be removed: there is none, or ``on_metadata_too_large`` is "raise".
+        """
+        entry = commit.left[partition]
+        if (bare := self._commits.without_map(entry, commit.snapshot.notes[partition])) is not None:
+            commit.left[partition] = bare
+            reason = "the broker's limit is lower: set offset_metadata_max_bytes to its offset.metadata.max.bytes"
+            self._observer.emit(OffsetMapDropped(partition, bare.offset, reason))
+        elif self._config.on_metadata_too_large == "raise" or not entry.metadata:
+            return False
+        else:
+            commit.left[partition] = replace(entry, metadata="")
+            self._observer.emit(CommitMetadataDropped(partition, entry.offset, len(entry.metadata.encode())))
+        return True
+
+    def _report_dropped_maps(self, snapshot: CommitSnapshot) -> None:
+        """Emit an event for each offset map that does not fit, but none if the partition's previous map did not fit."""
+        for partition, note in snapshot.notes.items():
+            if not note.is_map_dropped:
+                self._map_dropped.discard(partition)
+            elif partition not in self._map_dropped:
+                self._map_dropped.add(partition)
+                reason = f"it does not fit into offset_metadata_max_bytes={self._config.offset_metadata_max_bytes}"
+                self._observer.emit(OffsetMapDropped(partition, snapshot.offsets[partition].offset, reason))
+
 
 _UNKNOWN_TOPIC_CODES = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID}
-
-
-def _clock_of(config: ConsumerConfig) -> CommitClock:
-    if not config.commits_automatically:
-        return CommitClock(None)
-    interval_ms = config.auto_commit_interval_ms
-    return CommitClock(None if interval_ms is None else interval_ms / 1000, config.auto_commit_every_records)
 
 
 def _retriable(code: int, partition: TopicPartition) -> BrokerError:

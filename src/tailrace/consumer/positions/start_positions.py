@@ -125,7 +125,7 @@ class StartPositions:
     """
 
     def __init__(self, parts: ConsumerParts, reader: Reader, policy: StartPolicy) -> None:
-        self._parts, self._positions, self._reader, self.policy = parts, parts.positions, reader, policy
+        self._parts, self._positions, self.reader, self.policy = parts, parts.positions, reader, policy
 
     def set_start(self, position: Partition, start: Start, before: int | None = None) -> None:
         """Read a partition from ``start`` on; the partition must have no buffered records.
@@ -147,7 +147,7 @@ class StartPositions:
 
         An earlier commit of the user is no longer in force.
         """
-        self._reader.drop([position.topic_partition])
+        self.reader.drop([position.topic_partition])
         position.move()
         self.set_start(position, start, before)
 
@@ -173,7 +173,7 @@ class StartPositions:
     def require_seek(self, position: Partition) -> None:
         """Deliver an error in place of records until the user seeks (``auto_offset_reset="none"``)."""
         error = OffsetOutOfRangeError(*position.topic_partition, position.reset_from)
-        self._reader.put(position.topic_partition, BufferedBatch(0, error=error), 0)
+        self.reader.put(position.topic_partition, BufferedBatch(0, error=error), 0)
         position.refuse()
 
     def _set_committed_start(self, position: Partition, committed: OffsetAndMetadata) -> None:
@@ -188,7 +188,7 @@ class StartPositions:
             position.note_committed(offset, decoded.user_text, decoded.offset_map)
         if not position.is_fetchable or decoded.problem:
             # A map that is used is reported after an assignment only, and not when records are read again.
-            self._reader.maps.report_found(position, decoded)
+            self.reader.maps.report_found(position, decoded)
 
 
 # ---- look-up of start offsets at the partitions' leaders, for ``auto_offset_reset`` and for seeks --------------------
