@@ -11,6 +11,7 @@ from types import TracebackType
 
 __all__ = [
     "error_text",
+    "first_error",
     "has_many_related",
     "message_of",
     "shortened",
@@ -101,6 +102,13 @@ def has_many_related(error: BaseException) -> bool:
         if isinstance(one, BaseExceptionGroup):
             pending += one.exceptions
     return False
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Return the first error of an exception group, at any depth; return another error unchanged."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def with_group_members(

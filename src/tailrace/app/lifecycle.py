@@ -31,7 +31,7 @@ from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.exactly_once import TransactionOptions
 from tailrace.awaitables import resolve_call
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.supervisor import Supervisor
+from tailrace.consumer.supervisor import Supervisor, as_tailrace_error
 from tailrace.context_managers import AsyncExitStack, contextmanager
 from tailrace.core.backoff import Backoff
 from tailrace.errors import BrokerConnectionError, ConsumerStateError, TailraceError
@@ -39,7 +39,6 @@ from tailrace.observe.events import AppFailed, BrokersUnavailable, LeaveGroupTim
 from tailrace.observe.hooks import Hook, Observer, instrumentations_of
 from tailrace.observe.statistics import AppStatistics, Durations
 from tailrace.producer.publisher import Publisher, instrumented
-from tailrace.user_exceptions import error_text
 
 __all__ = [
     "AppRun",
@@ -482,7 +481,7 @@ class AppRun:
             self._observer.emit(AppFailed(str(failure), failure))
 
     def _fail(self, error: BaseException) -> TailraceError:
-        self.failure = self.failure or _as_tailrace_error(error)
+        self.failure = self.failure or as_tailrace_error(error, "the app ended: {}")
         return self.failure
 
     def _begin_stop(self) -> None:
@@ -629,13 +628,3 @@ class AppRun:
         # If parts are closed although no stop has begun, as when the start is retried, the deadlines count from now.
         since = asyncio.get_running_loop().time() if self._stopping_since is None else self._stopping_since
         return since + self._stop_s * share
-
-
-def _as_tailrace_error(error: BaseException) -> TailraceError:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, TailraceError):
-        return error
-    failure = TailraceError(f"the app ended: {error_text(error)}")
-    failure.__cause__ = error
-    return failure

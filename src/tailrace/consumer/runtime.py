@@ -83,7 +83,7 @@ class ConsumerRuntime:
         self.start_positions = StartPositions(
             parts, self.reader, StartPolicy(start_by_policy(config.begins_at), topics.own)
         )
-        self._offset_resetter = OffsetResetter(parts, self.reader, self.start_positions)
+        self._offset_resetter = OffsetResetter(parts, self.start_positions)
         self._name = parts.new_name()
         """Name of this consumer's fetch connections on a shared cluster."""
         self._fetcher = Fetcher(

@@ -228,7 +228,7 @@ class Subscription:
         if self.committer is None:
             self._assigned_topics = topics.names
             return
-        assignment = Assignment(self._parts, self._reader, self._offset_resetter, self.committer, self._consumer)
+        assignment = Assignment(self._parts, self._offset_resetter, self.committer, self._consumer)
         assignment.resets_offsets, self._resets_offsets = self._resets_offsets, False
         assignment.on_taken_over, assignment.on_failure = self.first_assignment_done.set, self._on_failure
         self.first_assignment_done.clear()

@@ -15,7 +15,7 @@ import anyio
 
 from tailrace.awaitables import abandon
 from tailrace.errors import ConsumerStateError, TailraceError
-from tailrace.user_exceptions import error_text
+from tailrace.user_exceptions import error_text, first_error
 
 __all__ = ["Supervisor", "as_tailrace_error"]
 
@@ -143,12 +143,15 @@ class Supervisor:
         return f"{self._name} has not ended {within_s:g} s after it was canceled, and is abandoned"
 
 
-def as_tailrace_error(error: BaseException) -> TailraceError:
-    """Return ``error``, or the first error of an exception group; wrap it if it is not a TailraceError."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+def as_tailrace_error(error: BaseException, text: str = "a defect in tailrace: {} - please report it") -> TailraceError:
+    """Return ``error``, or the first error of an exception group.
+
+    An error of another class becomes the cause of a TailraceError, whose message is ``text`` with the error in place of
+    the braces.
+    """
+    error = first_error(error)
     if isinstance(error, TailraceError):
         return error
-    defect = TailraceError(f"a defect in tailrace: {error_text(error)} - please report it")
-    defect.__cause__ = error
-    return defect
+    wrapped = TailraceError(text.format(error_text(error)))
+    wrapped.__cause__ = error
+    return wrapped

@@ -43,7 +43,7 @@ from tailrace.errors import ConfigurationError, TailraceError
 from tailrace.observe.events import WorkerExited, WorkerStarted
 from tailrace.observe.hooks import Observer
 from tailrace.observe.statistics import AppStatistics
-from tailrace.user_exceptions import error_text
+from tailrace.user_exceptions import error_text, first_error
 
 __all__ = [
     "MARGIN_S",
@@ -146,8 +146,7 @@ class Parent:
 
 def failure_message(error: BaseException) -> FailedMessage:
     """Return the message that reports an error to the parent; only a TailraceError is pickled."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = first_error(error)
     text = error_text(error)
     if not isinstance(error, TailraceError):
         return FailedMessage(None, text)

@@ -20,7 +20,7 @@ from tailrace.app.processes.child_process import MARGIN_S, ProcessExit, Supervis
 from tailrace.app.processes.messages import FromChild
 from tailrace.app.processes.worker_plan import check_count
 from tailrace.config import ConsumerOptions, check_names, hide_secrets, resolve
-from tailrace.consumer.supervisor import Supervisor
+from tailrace.consumer.supervisor import Supervisor, as_tailrace_error
 from tailrace.errors import (
     ConfigurationError,
     ConsumerStateError,
@@ -32,7 +32,6 @@ from tailrace.observe.hooks import Hook, Observer
 from tailrace.observe.log_format import LogFormat
 from tailrace.observe.statistics import PoolStatistics
 from tailrace.signals import handle_signals
-from tailrace.user_exceptions import error_text
 from tailrace.values import robust_repr
 
 __all__ = ["WorkerPool", "WorkerSpec", "run_reloading"]
@@ -278,7 +277,7 @@ class WorkerPool:
                 for one in self._processes:
                     one.end()
         except ExceptionGroup as errors:
-            self._failure = _first(errors)
+            self._failure = as_tailrace_error(errors, "the pool ended: {}")
         finally:
             supervisor.stopping.set()
         if self._failure is not None:
@@ -298,16 +297,6 @@ class WorkerPool:
         for one in self._processes:
             if one.child is not None:
                 one.child.kill()
-
-
-def _first(error: BaseException) -> TailraceError:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, TailraceError):
-        return error
-    failure = TailraceError(f"the pool ended: {error_text(error)}")
-    failure.__cause__ = error
-    return failure
 
 
 # ---- restart of workers when a source file changes, for development --------------------------------------------------

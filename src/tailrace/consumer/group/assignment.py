@@ -15,7 +15,6 @@ from typing import Any
 from uuid import UUID
 
 from tailrace.awaitables import resolve_call
-from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.group.machine import Partitions, Release, TakeOver
 from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.parts import ConsumerParts
@@ -46,7 +45,6 @@ class Assignment:
     def __init__(
         self,
         parts: ConsumerParts,
-        reader: Reader,
         offset_resetter: OffsetResetter,
         committer: Committer,
         consumer: object,
@@ -54,7 +52,7 @@ class Assignment:
         assert parts.config.group_id is not None
         self._group_id, self._config = parts.config.group_id, parts.config
         self._parts, self._positions, self._observer = parts, parts.positions, parts.observer
-        self.reader, self._committer, self._consumer = reader, committer, consumer
+        self.reader, self._committer, self._consumer = offset_resetter.reader, committer, consumer
         self._start_positions, self._offset_resetter = offset_resetter.start_positions, offset_resetter
         self.on_taken_over: Callable[[], None] = lambda: None
         """Called when a takeover is complete: callbacks have returned, and the offsets that they chose are applied."""

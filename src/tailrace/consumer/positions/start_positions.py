@@ -242,8 +242,8 @@ class _LookUp:
 class OffsetResetter:
     """Looks up the start offset of each position that waits for one (``Partition.reset_to``)."""
 
-    def __init__(self, parts: ConsumerParts, reader: Reader, start_positions: StartPositions) -> None:
-        self._parts, self.reader, self.start_positions = parts, reader, start_positions
+    def __init__(self, parts: ConsumerParts, start_positions: StartPositions) -> None:
+        self._parts, self.start_positions, self.reader = parts, start_positions, start_positions.reader
         self._cluster, self._positions, self._observer = parts.cluster, parts.positions, parts.observer
         self._backoff = Backoff.of_ms(parts.config.retry_backoff_ms, parts.config.retry_backoff_max_ms)
         self._wakeup = AutoResetEvent()
