@@ -247,6 +247,7 @@ class Committing(RuleBasedStateMachine):
 
     @rule(offset=st.integers(0, 50))
     def seek(self, offset):
+        self.position.move()
         self.position.begin(offset)
 
     @rule(offset=st.integers(0, 50))
