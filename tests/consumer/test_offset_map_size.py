@@ -18,8 +18,8 @@ ONE = TopicPartition("t", 0)
 def started(progress, offsets):
     """Deliver and start records at these offsets."""
     lease = progress.deliver(records_at(offsets), offsets[-1] + 1)
-    progress.start_all([record.offset for record in lease.take(len(offsets))])
-    lease.close_if_done()
+    lease.take()
+    lease.start()
 
 
 @pytest.fixture

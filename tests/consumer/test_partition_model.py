@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from tailrace.consumer.partition import AssignedPartitions, Partition
 from tailrace.core.offset_map import OffsetMap, decode_metadata, encode_metadata
-from tailrace.core.progress import InFlight, Lease, Progress
+from tailrace.core.progress import Lease, Progress
 from tailrace.records import Record, TopicPartition
 from tests.support.simulation.records import records_at
 
@@ -91,9 +91,7 @@ class Model(RuleBasedStateMachine):
         if not offsets:
             self.position.skip(self.delivered, 0)
             return
-        lease = self.position.deliver(
-            records_at(offsets, ONE), self.delivered, 0, InFlight.LAST if is_polled else InFlight.NOTHING
-        )
+        lease = self.position.deliver(records_at(offsets, ONE), self.delivered, 0)
         self.held.append(Held(lease, is_polled, offsets))
         self.state |= dict.fromkeys(offsets, WAITING)
 
@@ -109,17 +107,19 @@ class Model(RuleBasedStateMachine):
             self.state |= dict.fromkeys(taken, IN_FLIGHT)
             return
         for offset in taken:
-            assert next(one.lease.left).offset == offset
+            record = next(one.lease.left)
+            assert record.offset == offset
+            assert one.lease.count_in_flight == 1
             if suspends:
-                self.progress.start(offset)
+                one.lease.start(record)
             self.state[offset] = IN_FLIGHT if suspends else FINISHED
-        one.lease.close_if_done()
+        one.lease.finish()
 
     @precondition(lambda self: any(one.is_polled for one in self.held))
     @rule(data=st.data())
     def poll_again(self, data):
         one = data.draw(st.sampled_from([one for one in self.held if one.is_polled]))
-        one.lease.finish_taken()
+        one.lease.finish()
         self.state |= dict.fromkeys(one.in_flight, FINISHED)
         one.in_flight.clear()
 
@@ -129,8 +129,8 @@ class Model(RuleBasedStateMachine):
         one = data.draw(st.sampled_from([one for one in self.held if one.in_flight]))
         offset = data.draw(st.sampled_from(one.in_flight))
         (record,) = records_at([offset], ONE)
-        last = one.lease.last_taken
-        one.lease.finish_with(last if last is not None and last.offset == offset else record)
+        assert one.lease.finish(record)
+        assert not one.lease.finish(record)
         done = [other for other in one.in_flight if other <= offset]
         one.in_flight = [other for other in one.in_flight if other > offset]
         self.state |= dict.fromkeys(done, FINISHED)
@@ -159,7 +159,7 @@ class Model(RuleBasedStateMachine):
     @rule(data=st.data())
     def abandon_left(self, data):
         one = data.draw(st.sampled_from(self.held))
-        one.lease.abandon_left()
+        one.lease.abandon()
         self.state |= dict.fromkeys(one.waiting, ABANDONED)
         one.waiting.clear()
 
@@ -186,7 +186,7 @@ class Model(RuleBasedStateMachine):
                 if not offsets:
                     self.position.skip(self.delivered, 0)
                     continue
-                self.position.deliver(records_at(offsets, ONE), self.delivered).move_to_process()
+                self.progress.move_to_process(self.position.deliver(records_at(offsets, ONE), self.delivered))
                 self.state |= dict.fromkeys(offsets, IN_FLIGHT)
         if not self.state:
             return
@@ -224,18 +224,18 @@ class Model(RuleBasedStateMachine):
         before = self.snapshot()
         match what:
             case "take":
-                list(one.lease.left)
-                one.lease.close_if_done()
+                one.lease.take()
+                one.lease.finish()
             case "finish":
                 for record in one.lease.records:
                     one.lease.progress.finish(record.offset)
             case "poll":
-                one.lease.finish_taken()
+                one.lease.finish()
             case "abandon":
-                one.lease.abandon_left()
+                one.lease.abandon()
             case "start":
                 one.lease.progress.start(self.log[0])
-        assert not one.lease.is_current
+        assert one.lease.progress.is_over
         assert self.snapshot() == before, "a lease of an old epoch has changed the present one"
 
     def snapshot(self):
@@ -305,9 +305,9 @@ def _forget_to_lower(_self: Progress, lease: Lease, _offset: int) -> int:
     return lease.end
 
 
-def _deliver_too_far(self: Progress, records: list[Record], end: int, in_flight: InFlight = InFlight.NOTHING) -> Lease:
+def _deliver_too_far(self: Progress, records: list[Record], end: int) -> Lease:
     self.delivered = end + 1
-    lease = Lease(self, records, end, in_flight)
+    lease = Lease(self, records, end)
     self._leases[lease] = None
     return lease
 
@@ -329,6 +329,22 @@ def _map_that_begins_at_the_last_slice(self: Progress, *log: Any) -> OffsetMap |
     return OffsetMap(end, found.limit, found.unfinished_from(end), leader_epoch=found.leader_epoch)
 
 
+def _map_of_started_offsets(self: Progress, *log: Any) -> OffsetMap | None:
+    found = _offset_map(self, *log)
+    if found is None or self.known:
+        return found
+    unfinished = self._offsets.in_flight | self._offsets.abandoned
+    return OffsetMap(found.base, found.limit, sorted(one for one in unfinished if found.base <= one < found.limit))
+
+
+def _lowest_in_flight(self: Lease) -> int | None:
+    return self.records[-self.count - self.count_in_flight].offset if self.count_in_flight else None
+
+
+def _lowest_not_taken(self: Lease) -> int | None:
+    return self.rest[0].offset if self.count else None
+
+
 def _known_until_delivered(self: Progress) -> OffsetMap | None:
     if self._known is not None and self._known.limit <= self.next_offset:
         self._known = None
@@ -341,8 +357,8 @@ def _commit_more_than_is_finished(self: Partition, offset: int, *_: object) -> N
 
 FAULTS = {
     "a commit passes what is in flight": (Progress, "lowest", property(lambda self: self.delivered)),
-    "a commit passes what has not started": (Lease, "untaken_offset", property(lambda _self: None)),
-    "a commit passes a record in hand": (Lease, "lowest_in_flight", property(lambda _self: None)),
+    "a commit passes what has not started": (Lease, "lowest", property(_lowest_in_flight)),
+    "a commit passes a record in hand": (Lease, "lowest", property(_lowest_not_taken)),
     "delivered is ahead of fetched": (Progress, "deliver", _deliver_too_far),
     "an abandoned record counts as finished": (Progress, "abandon", _forget_the_abandoned),
     "a record that was given back counts as delivered": (Progress, "give_back", _forget_to_lower),
@@ -350,7 +366,7 @@ FAULTS = {
     "what is finished behind the commit is forgotten": (Progress, "offset_map", lambda _self, *_log: None),
     "a map begins before its commit": (Progress, "offset_map", _map_that_begins_at_the_last_slice),
     "the map of an earlier owner is forgotten too early": (Progress, "known", property(_known_until_delivered)),
-    "a record that was not taken is in the map": (Lease, "open_offsets", lambda _self: iter(())),
+    "a record that was not taken is in the map": (Progress, "offset_map", _map_of_started_offsets),
     "a commit is noted above what is finished": (Partition, "note_committed", _commit_more_than_is_finished),
 }
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from tailrace.consumer.partition import AssignedPartitions, Partition
 from tailrace.core.offset_map import OffsetMap
-from tailrace.core.progress import InFlight
 from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.records import TopicPartition
 from tests.support.simulation.records import records_at
@@ -110,11 +109,11 @@ def test_delivered_record_is_in_flight(position):
     """A delivered record is in flight, and only finished offsets are committed."""
     position.begin(7)
     position.note_committed(7)
-    (lease := position.deliver(records_at([7, 8]), 9, in_flight=InFlight.LAST)).take(2)
+    (lease := position.deliver(records_at([7, 8]), 9)).take(2)
 
     assert position.has_in_flight
     assert not position.is_commit_due
-    lease.finish_taken()
+    lease.finish()
     assert not position.has_in_flight
     assert position.is_commit_due
 
@@ -170,7 +169,7 @@ def test_offsets_without_records_are_skipped(position):
     position.skip(9, 1)
     assert (position.finished, position.delivered, position.delivered_epoch) == (9, 9, 1)
 
-    position.deliver(records_at([9]), 10, 1, InFlight.LAST).take(1)
+    position.deliver(records_at([9]), 10, 1).take(1)
     position.skip(12, 2)
     position.skip(3, 2)
 

@@ -61,8 +61,8 @@ class Owners(RuleBasedStateMachine):
         assert not self.promised & set(offsets)
         if offsets:
             lease = position.deliver(records_at(offsets), taken[-1] + 1)
-            position.progress.start_all([record.offset for record in lease.take(len(offsets))])
-            lease.close_if_done()
+            lease.take()
+            lease.start()
         else:
             position.skip(taken[-1] + 1, -1)
         self.has_in_flight.update(offsets)

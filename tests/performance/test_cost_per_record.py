@@ -21,7 +21,7 @@ from tailrace.batches import record_batch
 from tailrace.batches.record_batch import split
 from tailrace.consumer.delivery.polled_records import PolledRecords
 from tailrace.consumer.partition import AssignedPartitions
-from tailrace.core.progress import InFlight, Progress
+from tailrace.core.progress import Progress
 from tailrace.installation import COMPILED
 from tailrace.records import Record, TopicPartition
 from tests.support.protocol.built_batches import SentRecord, batch
@@ -110,7 +110,7 @@ def test_taking_records_costs_no_more_than_recorded(records):
         began = thread_time()
         for first in range(0, RECORDS, SLICE):
             polled.finish()
-            polled.begin(progress.deliver(records[first : first + SLICE], first + SLICE, InFlight.LAST))
+            polled.begin(progress.deliver(records[first : first + SLICE], first + SLICE))
             for _record in polled.remaining:
                 pass
         polled.finish()
@@ -130,8 +130,8 @@ def test_finishing_out_of_order_costs_no_more_than_recorded(records):
         for first in range(0, RECORDS, SLICE):
             lease = progress.deliver(records[first : first + SLICE], first + SLICE)
             for record in lease.left:
-                progress.start(record.offset)
-            lease.close_if_done()
+                lease.start(record)
+            lease.finish()
             for offset in reversed(range(first, first + SLICE)):
                 progress.finish(offset)
         took = thread_time() - began

@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from tailrace.core.offset_map import EncodedMetadata, OffsetMap, encode_metadata
-from tailrace.core.progress import InFlight, Lease, Progress
+from tailrace.core.progress import Lease, Progress
 from tailrace.core.start_point import StartPoint
 from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import Record, TopicPartition
@@ -594,13 +594,11 @@ class Partition:
         self.skip(to, self.delivered_epoch)
         self.set_fetched(to, self.delivered_epoch)
 
-    def deliver(
-        self, records: Sequence[Record], end: int, leader_epoch: int = -1, in_flight: InFlight = InFlight.NOTHING
-    ) -> Lease:
+    def deliver(self, records: Sequence[Record], end: int, leader_epoch: int = -1) -> Lease:
         """Return a lease of the next records, after which the partition continues at ``end``."""
         assert self.progress is not None
         self.delivered_epoch = leader_epoch
-        return self.progress.deliver(records, end, in_flight)
+        return self.progress.deliver(records, end)
 
     def skip(self, to: int, leader_epoch: int) -> None:
         """Skip offsets below ``to`` that hold no deliverable record; records in flight stay in flight."""

@@ -4,27 +4,26 @@ Each of these offsets is that of the *next* record: ``delivered``, for example, 
 epoch, committed ≤ finished ≤ delivered ≤ fetched, unless the user commits an offset of their choice. Each assignment,
 seek and reset begins an epoch with its own ``Progress``; a ``Lease`` of an older epoch changes nothing.
 
-A ``Lease`` has the records that are delivered together, and an iterator from which they are *taken* to be handled. The
-rule ``InFlight`` tells which taken records are in flight, so that nothing is stored for a record whose handler does not
-suspend. A record that may be finished out of order is *started by offset* (``Progress.start``): its offset is stored
-until the record is finished. An *abandoned* record is left to the partition's next owner. Offsets below ``delivered``
+A ``Lease`` has the records that are delivered together, and an iterator from which they are *taken* to be handled. A
+record that may be finished out of order is *started by offset* (``Lease.start``): its offset is stored until the record
+is finished. An *abandoned* record is left to the partition's next owner. Offsets below ``delivered``
 without a delivered record are gaps, which compaction, control records and aborted transactions leave.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from enum import Enum
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
 from operator import attrgetter, length_hint
 from uuid import UUID
 
 from tailrace.core.offset_map import OffsetMap
-from tailrace.records import Record, TopicPartition
+from tailrace.records import AnyRecord, Record, TopicPartition
 
-__all__ = ["InFlight", "Lease", "Progress", "StartedOffsets"]
+__all__ = ["Lease", "Progress", "StartedOffsets"]
 
 # ---- offsets of records that are tracked one by one, and the lowest unfinished offset among them ---------------------
 
@@ -107,39 +106,29 @@ class StartedOffsets:
 _offset_of = attrgetter("offset")
 
 
-class InFlight(Enum):
-    """Records of a lease that are in flight although they were not started by offset."""
-
-    NOTHING = 0
-    LAST = 1
-    """The record taken last; it is finished when the next record is taken."""
-    ALL = 2
-    """All taken records from the offset ``Lease.finished`` on."""
-    RECORDS = 3
-    """All of ``Lease.records``, from which finished records have been removed."""
-
-
 class Lease:
     """Records of one partition that were delivered together.
 
-    The holder of the lease takes the records from the iterator ``left``, in order. A taken record is finished, unless
-    it is in flight according to ``in_flight`` or was started by offset (``Progress.start``).
+    The holder takes the records in order: one by one from the iterator ``left``, or several as a batch with ``take``. A
+    record that was taken from ``left`` is in flight until the next is taken, and a batch until ``finish``. So nothing
+    is stored for a record whose handler does not suspend.
 
     Attributes:
         progress: progress of the epoch in which the records were delivered.
         records: the records, taken or not.
         left: iterator of the records that were not taken; they are the last of ``records``.
         end: offset at which the partition continues after the lease.
-        in_flight: rule by which taken records are in flight.
-        finished: offset below which taken records are finished, with ``InFlight.LAST`` and ``InFlight.ALL``.
     """
 
-    __slots__ = ("end", "finished", "in_flight", "left", "progress", "records")
+    __slots__ = ("_finished", "_is_batch", "end", "left", "progress", "records")
 
-    def __init__(self, progress: Progress, records: Sequence[Record], end: int, in_flight: InFlight) -> None:
-        self.progress, self.records, self.end, self.in_flight = progress, records, end, in_flight
+    def __init__(self, progress: Progress, records: Sequence[Record], end: int) -> None:
+        self.progress, self.records, self.end = progress, records, end
         self.left: Iterator[Record] = iter(records)
-        self.finished = records[0].offset if records else end
+        self._finished = 0
+        """Number of records at the beginning that are finished, or started by offset, when they are taken."""
+        self._is_batch = False
+        """True if all taken records after these are in flight, instead of only the record taken last."""
 
     def __repr__(self) -> str:
         return f"<Lease {self.partition} lowest={self.lowest} end={self.end}>"
@@ -152,84 +141,9 @@ class Lease:
         return self.progress.partition
 
     @property
-    def is_current(self) -> bool:
-        """True if no reassignment, seek or reset of the partition has followed the delivery."""
-        return not self.progress.is_over
-
-    @property
     def count(self) -> int:
         """Number of records that were not taken."""
         return length_hint(self.left)
-
-    @property
-    def count_taken(self) -> int:
-        """Number of records that were taken."""
-        return len(self.records) - length_hint(self.left)
-
-    @property
-    def next_record(self) -> Record | None:
-        """Record to take next; None if all records were taken."""
-        count = length_hint(self.left)
-        return self.records[-count] if count else None
-
-    @property
-    def untaken_offset(self) -> int | None:
-        """Offset of the first record that was not taken; None if all records were taken."""
-        record = self.next_record
-        return None if record is None else record.offset
-
-    @property
-    def taken_to(self) -> int:
-        """Offset of the first record that was not taken, or the end of the lease."""
-        record = self.next_record
-        return self.end if record is None else record.offset
-
-    @property
-    def last_taken(self) -> Record | None:
-        """Record taken last; None if no record was taken."""
-        taken = len(self.records) - length_hint(self.left)
-        return self.records[taken - 1] if taken else None
-
-    @property
-    def finished_to(self) -> int:
-        """Offset from which on no record of the lease is finished, apart from records started by offset."""
-        in_flight = None if self.in_flight is InFlight.RECORDS else self.lowest_in_flight
-        return self.taken_to if in_flight is None else in_flight
-
-    def open_offsets(self) -> Iterator[int]:
-        """Return the offsets of records that are in flight or not taken, lowest first."""
-        start = self.lowest
-        return iter(()) if start is None else (record.offset for record in self.records if record.offset >= start)
-
-    @property
-    def has_started(self) -> bool:
-        """True if a record was taken, or may have been taken in another process."""
-        return not self.records or length_hint(self.left) < len(self.records)
-
-    @property
-    def lowest_in_flight(self) -> int | None:
-        """Lowest offset in flight; None if no record is in flight."""
-        if self.in_flight is InFlight.ALL:
-            return self.finished if self.finished < self.taken_to else None
-        if self.in_flight is InFlight.RECORDS:
-            return self.records[0].offset if self.records else None
-        if self.in_flight is InFlight.LAST and (last := self.last_taken) is not None and last.offset >= self.finished:
-            return last.offset
-        return None
-
-    @property
-    def lowest(self) -> int | None:
-        """Lowest offset in flight or not taken; None if all records are finished or were started by offset."""
-        in_flight = self.lowest_in_flight
-        return self.untaken_offset if in_flight is None else in_flight
-
-    @property
-    def count_in_flight(self) -> int:
-        """Number of records in flight; at most 1 unless ``in_flight`` is ``InFlight.ALL``."""
-        if self.in_flight is InFlight.ALL:
-            taken = islice(self.records, len(self.records) - length_hint(self.left))
-            return sum(record.offset >= self.finished for record in taken)
-        return self.lowest_in_flight is not None
 
     @property
     def rest(self) -> Sequence[Record]:
@@ -239,105 +153,101 @@ class Lease:
             return self.records
         return self.records[-count:] if count else ()
 
-    # ---- taking, finishing, moving records ---------------------------------------------------------------------
+    @property
+    def count_in_flight(self) -> int:
+        """Number of records in flight, apart from records started by offset."""
+        return len(self.records) - length_hint(self.left) - self._first_open()
 
-    def holds(self, record: Record) -> bool:
-        """Return True if ``record`` is in flight; with ``InFlight.LAST``, it must be the object that was taken last."""
-        lowest = self.lowest_in_flight
-        if lowest is None or self.in_flight is InFlight.LAST:
-            return lowest is not None and record is self.last_taken
-        return record.topic_partition == self.partition and lowest <= record.offset < self.taken_to
+    @property
+    def lowest(self) -> int | None:
+        """Lowest offset in flight or not taken; None if all records are finished or were started by offset."""
+        first = self._first_open()
+        return self.records[first].offset if first < len(self.records) else None
 
-    def take(self, count: int) -> list[Record]:
-        """Take and return up to ``count`` records; with ``LAST``, only these are in flight, until ``finish_taken``."""
-        if self.in_flight is InFlight.LAST:
-            self.in_flight, self.finished = InFlight.ALL, self.taken_to
+    def _first_open(self) -> int:
+        """Return the index of the first record that is in flight or not taken."""
+        taken, finished = len(self.records) - length_hint(self.left), self._finished
+        if finished < taken - 1 and not self._is_batch:
+            return taken - 1
+        return min(finished, taken)
+
+    # ---- taking and finishing ----------------------------------------------------------------------------------
+
+    def take(self, count: int | None = None) -> Sequence[Record]:
+        """Take the next ``count`` records as a batch, which is in flight until ``finish``.
+
+        Without ``count``, take all records; none may have been taken before.
+        """
+        if count is None:
+            # Arrow rows are an iterator without a length, so they cannot be counted.
+            self._is_batch, self.left = True, iter(())
+            return self.records
+        if not self._is_batch:
+            self._is_batch, self._finished = True, max(self._finished, len(self.records) - length_hint(self.left))
         return list(islice(self.left, count))
 
-    def move_to_process(self) -> None:
-        """Mark all records as in flight in another process; the caller passes its reports to ``finish_through``."""
-        self.in_flight, self.records, self.left = InFlight.ALL, (), iter(())
+    def start(self, record: Record | None = None) -> None:
+        """Track ``record``, which was taken last, or all records by offset until ``Progress.finish``."""
+        if record is None:
+            self.progress.start_all([one.offset for one in self.records])
+            self._finished = len(self.records)
+        else:
+            self.progress.start(record.offset)
+            self._finished = len(self.records) - length_hint(self.left)
 
-    def finish_taken(self) -> None:
-        """Finish all taken records that are in flight according to ``in_flight``."""
-        if self.in_flight is not InFlight.NOTHING:
-            self.in_flight, self.finished = InFlight.LAST, self.taken_to
-        self.close_if_done()
+    def finish(self, record: AnyRecord | None = None) -> bool:
+        """Finish all records in flight, or ``record`` and those before it; return False if it is not in flight."""
+        count = length_hint(self.left)
+        taken = len(self.records) - count
+        if record is None:
+            self._is_batch, self._finished = False, max(self._finished, taken)
+        else:
+            index = bisect_left(self.records, record.offset, self._first_open(), taken, key=_offset_of)
+            if index == taken or not self._has_at(index, record):
+                return False
+            self._finished = index + 1
+        if not count:
+            self._close_if_done()
+        return True
 
-    def finish_through(self, offset: int) -> None:
-        """Finish the records in flight below ``offset``."""
-        self.finished = max(self.finished, min(offset, self.taken_to))
-        self.close_if_done()
+    def _has_at(self, index: int, record: AnyRecord) -> bool:
+        found = self.records[index]
+        if not self._is_batch:
+            # A seek may deliver the same offset again, as another object.
+            return found is record
+        return found.offset == record.offset and record.topic_partition == self.partition
 
-    def finish_with(self, record: Record) -> None:
-        """Finish ``record`` and the records taken before it."""
-        self.finish_through(self.taken_to if record is self.last_taken else record.offset + 1)
-
-    def close_if_done(self) -> None:
-        """Close the lease if all records are taken and none is in flight, apart from records started by offset."""
+    def _close_if_done(self) -> None:
         if self.lowest is None:
             self.progress.close(self)
+
+    # ---- moving untaken records ----------------------------------------------------------------------------------
 
     def give_back(self) -> list[Record]:
         """Remove and return the untaken records, to be delivered again; this must be the lease delivered last."""
         rest = list(self.left)
         if rest:
             self.end = self.progress.give_back(self, rest[0].offset)
-            self.records = self.records[: len(self.records) - len(rest)]
-            self.left = iter(())
-        self.close_if_done()
+            self.records = self.records[: -len(rest)]
+        self._close_if_done()
         return rest
 
-    def move_untaken(self, moved: Sequence[Record], left: Sequence[Record]) -> Lease:
-        """Move the untaken records ``moved`` to a new lease, and return it; ``left`` are the other untaken records."""
-        part = self.progress.add_shares(self, [moved], moved[-1].offset + 1 if left else self.end)[0]
-        self.records, self.left = left, iter(left)
-        if not left:
-            self.progress.forget(self)
-        return part
-
-    def set_last_in_flight(self) -> None:
-        """Mark the record taken last as in flight until the next is taken or ``set_none_in_flight`` is called."""
-        self.in_flight = InFlight.LAST
-
-    def set_none_in_flight(self) -> None:
-        """Count no taken record as in flight, apart from records started by offset."""
-        self.in_flight = InFlight.NOTHING
-
-    def take_as_batch(self) -> None:
-        """Mark all records as taken for a batch, and as in flight until ``finish_taken`` or ``keep_in_flight``."""
-        self.in_flight, self.left, self.finished = InFlight.ALL, iter(()), self.records[0].offset
-
-    def mark_taken(self) -> None:
-        """Mark all records as taken; with ``InFlight.LAST``, all of them are in flight until ``finish_taken``."""
-        self.left = iter(())
-        if self.in_flight is InFlight.LAST:
-            self.in_flight = InFlight.ALL
-
-    def keep_in_flight(self, records: Sequence[Record]) -> None:
-        """Finish all records in flight except ``records``."""
-        self.in_flight, self.records = InFlight.RECORDS, records
-        self.close_if_done()
-
-    def abandon_in_flight(self) -> None:
-        """Leave the records in flight to the partition's next owner."""
-        self.progress.abandon_all([record.offset for record in self.records], self.end)
-        self.keep_in_flight(())
-
-    def split(self, count: int) -> Lease:
-        """Take the next ``count`` records, at least one, and return a new lease of these records."""
-        return self.share([list(islice(self.left, count))])[0]
-
-    def share(self, shares: Iterable[Sequence[Record]]) -> list[Lease]:
-        """Return a new lease for each non-empty list in ``shares``, of records that were taken from this lease."""
-        return self.progress.add_shares(self, shares, self.taken_to)
-
-    def abandon_left(self) -> None:
+    def abandon(self) -> None:
         """Leave the records that were not taken to the partition's next owner."""
         if rest := self.rest:
             self.progress.abandon_all([record.offset for record in rest], self.end)
             self.records, self.left, self.end = self.records[: -len(rest)], iter(()), rest[0].offset
-        self.close_if_done()
+        self._close_if_done()
+
+    def split(self, parts: Iterable[Sequence[Record]], left: Sequence[Record] = ()) -> list[Lease]:
+        """Return a lease for each non-empty list in ``parts``, and keep ``left``; other records are finished.
+
+        No record may be in flight.
+        """
+        leases = [Lease(self.progress, part, part[-1].offset + 1 if left else self.end) for part in parts if part]
+        self.records, self.left, self._finished = left, iter(left), 0
+        self.progress.split(self, leases)
+        return leases
 
 
 class Progress:
@@ -359,6 +269,7 @@ class Progress:
 
     __slots__ = (
         "_closed_to",
+        "_elsewhere",
         "_known",
         "_leases",
         "_offsets",
@@ -375,12 +286,14 @@ class Progress:
         self.fetched: int | None = base
         self.delivered = base
         self._closed_to = base
-        """Highest offset below which records of closed or shared leases may be finished."""
+        """Highest offset below which records of closed leases may be finished."""
         self.is_over = self.is_halted = False
         self.held_from: int | None = None
         self._known = known
         self._leases: dict[Lease, None] = {}
-        """Leases that are neither closed nor forgotten."""
+        """Leases with records that are in flight or not taken."""
+        self._elsewhere: deque[tuple[int, int]] = deque()
+        """Lowest unfinished offset and end of each lease whose records are in another process."""
         self._offsets = StartedOffsets()
 
     def __repr__(self) -> str:
@@ -388,33 +301,27 @@ class Progress:
 
     # ---- delivery ----------------------------------------------------------------------------------------------
 
-    def deliver(self, records: Sequence[Record], end: int, in_flight: InFlight = InFlight.NOTHING) -> Lease:
+    def deliver(self, records: Sequence[Record], end: int) -> Lease:
         """Return a lease of the next records, after which the partition continues at ``end``."""
         self.delivered = end
-        lease = Lease(self, records, end, in_flight)
+        lease = Lease(self, records, end)
         self._leases[lease] = None
         return lease
 
     def skip(self, to: int) -> None:
         """Skip offsets below ``to`` that hold no deliverable record (control, aborted, compacted)."""
         self.delivered = max(self.delivered, to)
-        if not self._leases:
+        if not self._leases and not self._elsewhere:
             # After ``cut``, the partition continues after these offsets.
             self._closed_to = max(self._closed_to, self.delivered)
 
-    def add_shares(self, lease: Lease, shares: Iterable[Sequence[Record]], end: int) -> list[Lease]:
-        """Add and return a lease that ends at ``end`` for each of ``shares`` that has records; see ``Lease.share``."""
-        leases = [Lease(self, records, end, InFlight.NOTHING) for records in shares if records]
-        self._leases |= dict.fromkeys(leases)
-        if lease.untaken_offset is None:
-            self.forget(lease)
-        if not leases:
-            self._closed_to = max(self._closed_to, end)
-        return leases
-
-    def forget(self, lease: Lease) -> None:
-        """Remove a lease whose records are part of other leases or no longer count as delivered."""
-        self._leases.pop(lease, None)
+    def split(self, lease: Lease, parts: Sequence[Lease]) -> None:
+        """Track the parts of a lease, and no longer the lease itself if all its records are in parts or finished."""
+        self._leases |= dict.fromkeys(parts)
+        if not lease.count:
+            self._leases.pop(lease, None)
+            if not parts:
+                self._closed_to = max(self._closed_to, lease.end)
 
     def give_back(self, lease: Lease, offset: int) -> int:
         """Set the next offset to deliver to ``offset``, and return it; ``lease`` must be the lease delivered last."""
@@ -427,19 +334,21 @@ class Progress:
         if self._leases.pop(lease, False) is None:
             self._closed_to = max(self._closed_to, lease.end)
 
+    def move_to_process(self, lease: Lease) -> None:
+        """Track a lease as in flight in another process, whose reports are passed to ``finish_through``."""
+        if self._leases.pop(lease, False) is None:
+            self._elsewhere.append((lease.records[0].offset, lease.end))
+
     def finish_through(self, offset: int) -> None:
-        """Finish the records in flight below ``offset``."""
-        for lease in list(self._leases):
-            lease.finish_through(offset)
+        """Finish the records below ``offset`` in another process."""
+        while self._elsewhere and self._elsewhere[0][1] <= offset:
+            self._closed_to = max(self._closed_to, self._elsewhere.popleft()[1])
+        if self._elsewhere and self._elsewhere[0][0] < offset:
+            self._elsewhere[0] = offset, self._elsewhere[0][1]
 
     def cut(self, offset: int) -> None:
-        """Forget the records that were delivered from ``offset`` on, because they will be delivered again."""
-        for lease in list(self._leases):
-            if lease.finished >= offset:
-                self.forget(lease)
-            else:
-                lease.end = min(lease.end, offset)
-                lease.close_if_done()
+        """Forget the records from ``offset`` on in another process, because they will be delivered again."""
+        self._elsewhere = deque((first, min(end, offset)) for first, end in self._elsewhere if first < offset)
         self.delivered = min(self.delivered, max(offset, self._closed_to))
 
     def halt(self) -> None:
@@ -506,12 +415,12 @@ class Progress:
         """True if a record is in flight, or finished and held for a transaction."""
         if self._offsets.in_flight or (self.held_from is not None and self.held_from < self.delivered):
             return True
-        return any(one.lowest_in_flight is not None for one in self._leases)
+        return bool(self._elsewhere) or any(one.count_in_flight for one in self._leases)
 
     @property
     def next_offset(self) -> int:
         """Position: the lowest offset that was abandoned, not taken, or not delivered."""
-        offsets = [offset for one in self._leases if (offset := one.untaken_offset) is not None]
+        offsets = [one.records[-count].offset for one in self._leases if (count := one.count)]
         return min([self.delivered, *offsets, *self._offsets.abandoned])
 
     @property
@@ -529,6 +438,8 @@ class Progress:
             offset = lease.lowest
             if offset is not None and offset < lowest:
                 lowest = offset
+        if self._elsewhere:
+            lowest = min(lowest, self._elsewhere[0][0])
         return min(lowest, self.delivered)
 
     @property
@@ -571,7 +482,7 @@ class Progress:
             leader_epoch: leader epoch of the record delivered last; -1 if unknown.
         """
         known = self.known
-        if not (self._offsets or self._leases or known):
+        if not (self._offsets or self._leases or self._elsewhere or known):
             return None
         lowest_offset = self.lowest
         # With a known map, records that were left out may be followed by records that have not started.
@@ -579,7 +490,7 @@ class Progress:
         not_finished = self._offsets.in_flight | self._offsets.abandoned
         for lease in self._leases:
             if (lowest := lease.lowest) is not None and lowest < end:
-                not_finished.update(offset for offset in lease.open_offsets() if offset < end)
+                not_finished.update(record.offset for record in lease.records if lowest <= record.offset < end)
         limit = end
         while limit - 1 in not_finished:
             limit -= 1
@@ -597,8 +508,10 @@ class Progress:
 
     def _finished_to(self) -> int:
         """Return the offset from which on no record is finished."""
+        if self._elsewhere:
+            # Of records in another process, only the lowest unfinished offset is known.
+            return self._elsewhere[0][0]
         if not self._leases:
             return max(self._closed_to, self.delivered)
-        end = max([self._closed_to, *(one.finished_to for one in self._leases if one.has_started)])
-        # For records in another process, only the lowest unfinished offset is known.
-        return min([end, *(one.finished_to for one in self._leases if not one.records)])
+        begun = [one for one in self._leases if one.count < len(one.records)]
+        return max([self._closed_to, *(one.end if (lowest := one.lowest) is None else lowest for one in begun)])

@@ -291,7 +291,7 @@ def test_records_of_a_lost_partition_are_removed(order_by, leases):
     rest = [pool.take(9.0), pool.take(9.0)]
 
     assert sorted(place for one in rest if one is not None for place in places(one)) == [(0, 50), (1, 0)]
-    assert all(lease.is_current for one in rest if one is not None for lease in one.leases)
+    assert not any(lease.progress.is_over for one in rest if one is not None for lease in one.leases)
     assert pool.waiting == 0
 
 
@@ -363,7 +363,11 @@ class World:
         for partition, records in self.waiting.items():
             assert sorted(self.leases.unstarted(partition)) == [one.offset for one in records]
             of_batches = (
-                one for batch in self.running for lease in batch.leases if lease.is_current for one in lease.records
+                one
+                for batch in self.running
+                for lease in batch.leases
+                if not lease.progress.is_over
+                for one in lease.records
             )
             open_ = [one.offset for one in (*records, *of_batches) if one.topic_partition == partition]
             assert self.leases.progress(partition).finished == min(open_, default=self.following[partition])

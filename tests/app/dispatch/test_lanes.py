@@ -142,7 +142,7 @@ def test_record_taken_last_is_in_flight(by_key, leases):
     assert leases.progress(P).finished == 0
     assert next(by_key.free).offset == 1
     assert leases.progress(P).finished == 1
-    by_key.release_last()
+    by_key.finish_last()
     assert leases.progress(P).finished == 2
 
 
@@ -567,7 +567,7 @@ class Running(RuleBasedStateMachine):
 
     def took(self, record, lease):
         assert self.is_runnable(record)
-        assert lease.is_current
+        assert not lease.progress.is_over
         self.waiting.remove(record)
 
     def suspend(self, work):
@@ -606,7 +606,7 @@ class Running(RuleBasedStateMachine):
                 self.suspend(work)
             elif work.is_started:
                 self.lanes.finished(work)
-        self.lanes.release_last()
+        self.lanes.finish_last()
 
     @rule(most=st.integers(1, 4), suspends=st.booleans())
     def run_freely(self, most, suspends):
@@ -616,7 +616,7 @@ class Running(RuleBasedStateMachine):
                 if suspends:
                     self.suspend(self.lanes.work_of(record))
                 break
-        self.lanes.release_last()
+        self.lanes.finish_last()
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -670,7 +670,7 @@ class Running(RuleBasedStateMachine):
             unfinished += [
                 work.record.offset
                 for work in self.running
-                if work.record.topic_partition == partition and work.lease.is_current
+                if work.record.topic_partition == partition and not work.lease.progress.is_over
             ]
             assert self.leases.progress(partition).finished == min(unfinished, default=self.offsets[partition])
 

@@ -105,7 +105,7 @@ def test_records_leave_when_due():
     assert (shelf.due_partitions(0.5), shelf.next_at(0.5)) == ([], 1.0)
     assert shelf.due_partitions(2.0) == [T0]
     assert offsets(shelf.take(T0, 2.0, 10)) == [3, 4, 7]
-    assert (shelf.due_partitions(2.0), shelf.next_at(2.0), lease.untaken_offset) == ([], 5.0, 8)
+    assert (shelf.due_partitions(2.0), shelf.next_at(2.0), lease.lowest) == ([], 5.0, 8)
 
 
 def test_a_record_that_is_not_due_delays_only_its_partition():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace.consumer.delivery.polled_records import PolledRecords
-from tailrace.core.progress import InFlight, Progress
+from tailrace.core.progress import Progress
 from tailrace.records import Record, TopicPartition
 
 PARTITION = TopicPartition("orders", 0)
@@ -18,8 +18,8 @@ def test_acknowledged_records_of_a_poll_are_released():
     progress, polled = Progress(PARTITION, 0), PolledRecords()
     polled.finish()
     for start in range(0, 50, 10):
-        lease = progress.deliver(records(start, start + 10), start + 10, InFlight.NOTHING)
-        progress.start_all(range(start, start + 10))
+        lease = progress.deliver(records(start, start + 10), start + 10)
+        lease.start()
         polled.begin(lease)
         polled.take(10)
 

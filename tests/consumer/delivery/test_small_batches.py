@@ -104,9 +104,9 @@ async def test_batches_of_one_record_are_delivered_in_few_slices(kafka, group, m
     sizes: list[int] = []
     deliver = RecordSlice.deliver
 
-    def counted(self, in_flight):
+    def counted(self):
         sizes.append(len(self.records))
-        return deliver(self, in_flight)
+        return deliver(self)
 
     monkeypatch.setattr(RecordSlice, "deliver", counted)
     async with kafka.consumer(topic, group_id=group, auto_offset_reset="earliest") as consumer:

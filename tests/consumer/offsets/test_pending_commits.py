@@ -9,7 +9,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tailrace.consumer.offsets.commits import CommitClock, Commits, CommitSnapshot
 from tailrace.consumer.partition import AssignedPartitions
 from tailrace.core.offset_map import OffsetMap, decode_metadata
-from tailrace.core.progress import InFlight
 from tailrace.protocol.groups import CommitOffset
 from tailrace.records import OffsetAndMetadata, TopicPartition
 from tests.support.simulation.records import records_at
@@ -17,18 +16,24 @@ from tests.support.simulation.records import records_at
 ONE, TWO = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
+def finish_polled(position):
+    """Finish the records in flight, as the next poll does."""
+    for lease in position.progress._leases.copy():
+        lease.finish()
+
+
 def finish(position, to):
     """Deliver records up to ``to`` and finish them."""
     lease = position.deliver(records_at(range(position.delivered, to)), to)
-    list(lease.left)
-    lease.close_if_done()
+    lease.take()
+    lease.finish()
 
 
 def start(position, *offsets):
     """Deliver records that stay in flight."""
     lease = position.deliver(records_at(offsets), offsets[-1] + 1)
-    position.progress.start_all([record.offset for record in lease.take(len(offsets))])
-    lease.close_if_done()
+    lease.take()
+    lease.start()
 
 
 @pytest.fixture
@@ -37,7 +42,7 @@ def positions():
     made = AssignedPartitions()
     one, two = made.add([ONE, TWO])
     one.begin(10, leader_epoch=4)
-    lease = one.deliver(records_at([10, 11, 12, 13]), 14, 5, InFlight.LAST)
+    lease = one.deliver(records_at([10, 11, 12, 13]), 14, 5)
     list(lease.left)
     two.begin(0)
     two.note_committed(0)
@@ -73,7 +78,7 @@ def test_answer_sets_the_committed_offset(positions):
 
     assert positions.get(ONE).committed == 13
     assert not commits.snapshot()
-    positions.get(ONE).progress.finish_through(14)
+    finish_polled(positions.get(ONE))
     assert commits.snapshot().offsets[ONE].offset == 14
 
 
@@ -151,7 +156,7 @@ def test_seek_to_the_committed_offset_is_committed_again(positions, is_under_way
     """A seek to the committed offset is committed again with the user's text, as an older commit may be in flight."""
     commits, one = Commits(positions), positions.get(ONE)
     commits.note_stored(commits.snapshot_of({ONE: OffsetAndMetadata(13, "mine")}), [ONE])
-    one.progress.finish_through(14)
+    finish_polled(one)
     finish(one, 20)
     snapshot = commits.snapshot()
 
@@ -239,11 +244,11 @@ class Committing(RuleBasedStateMachine):
     def deliver(self, count):
         self.finish()
         offsets = range(self.position.delivered, self.position.delivered + count)
-        self.position.deliver(records_at(offsets), offsets.stop, in_flight=InFlight.LAST).take(count)
+        self.position.deliver(records_at(offsets), offsets.stop).take()
 
     @rule()
     def finish(self):
-        self.position.progress.finish_through(self.position.delivered)
+        finish_polled(self.position)
 
     @rule(offset=st.integers(0, 50))
     def seek(self, offset):

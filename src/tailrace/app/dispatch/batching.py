@@ -42,12 +42,13 @@ class HandlerBatch:
     Attributes:
         pool: pool that the records were taken from.
         records: records that are not finished, in the order in which they were added.
-        leases: leases of these records, all in flight. A lease has one partition; a partition may have several leases.
+        leases: leases of these records. A lease has one partition; a partition may have several leases.
+        is_shrunk: True if only some records are not finished; these were started by offset.
         failing: number of records that will be retried, by partition; empty unless the batch failed.
         keys: keys of the records with ``order_by="key"``, otherwise empty.
     """
 
-    __slots__ = ("failing", "keys", "leases", "pool", "records")
+    __slots__ = ("failing", "is_shrunk", "keys", "leases", "pool", "records")
 
     def __init__(self, pool: _Pool) -> None:
         self.pool = pool
@@ -55,6 +56,7 @@ class HandlerBatch:
         self.leases: list[Lease] = []
         self.failing: Counter[TopicPartition] = Counter()
         self.keys: frozenset[Key] = frozenset()
+        self.is_shrunk = False
 
 
 class _BatchSlice:
@@ -212,18 +214,36 @@ class BatchAssembler:
 
     def shrink(self, batch: HandlerBatch, records: list[Record]) -> None:
         """Finish the records of a running batch except ``records``, which stay in flight."""
-        kept = {id(record) for record in records}
-        for lease in batch.leases:
-            lease.keep_in_flight([record for record in lease.records if id(record) in kept])
+        if len(records) == len(batch.records):
+            return
+        if not batch.is_shrunk:
+            batch.is_shrunk = True
+            for lease in batch.leases:
+                lease.start()
+                lease.finish()
+        self._finish_records(batch, records)
         self._keep(batch, records)
+
+    def _finish_records(self, batch: HandlerBatch, kept: Collection[Record]) -> None:
+        """Finish the records of a shrunk batch except ``kept``."""
+        kept_ids, progress_of = {id(record) for record in kept}, {one.partition: one.progress for one in batch.leases}
+        for record in batch.records:
+            if id(record) not in kept_ids:
+                progress_of[record.topic_partition].finish(record.offset)
 
     def abandon(self, batch: HandlerBatch, partition: TopicPartition) -> None:
         """Leave the records of a partition, which are part of a running batch, to the partition's next owner."""
-        for lease in batch.leases:
-            if lease.partition == partition:
-                lease.abandon_in_flight()
+        left_leases = [lease for lease in batch.leases if lease.partition == partition]
+        for lease in left_leases:
+            lease.finish()
+        kept: list[Record] = []
+        for record in batch.records:
+            if record.topic_partition == partition:
+                left_leases[0].progress.abandon(record.offset)
+            else:
+                kept.append(record)
         batch.leases = [lease for lease in batch.leases if lease.partition != partition]
-        self._keep(batch, [record for record in batch.records if record.topic_partition != partition])
+        self._keep(batch, kept)
 
     def _keep(self, batch: HandlerBatch, records: list[Record]) -> None:
         batch.records = records
@@ -238,7 +258,9 @@ class BatchAssembler:
     def finish(self, batch: HandlerBatch) -> None:
         """Finish a batch, whatever its outcome. This must be called for batches of dropped partitions, too."""
         for lease in batch.leases:
-            lease.finish_taken()
+            lease.finish()
+        if batch.is_shrunk:
+            self._finish_records(batch, ())
         pool = batch.pool
         if batch.failing:
             self._count_failing(batch, ())
@@ -355,8 +377,8 @@ class BatchAssembler:
             rest = one.lease.rest
             taken, left, is_full = _split(rest, wanted, room, pool.busy_keys, is_first=not batch.records)
             if taken:
-                part = one.lease.move_untaken(taken, left) if left else one.lease
-                part.take_as_batch()
+                part = one.lease.split([taken], left)[0] if left else one.lease
+                part.take()
                 batch.leases.append(part)
                 # The first list is not copied: no list of records is changed after its creation.
                 batch.records = taken if not batch.records and isinstance(taken, list) else [*batch.records, *taken]

@@ -162,7 +162,7 @@ class Executor(ABC, Generic[WorkT]):
             progress.halt()
             leases, parked = self._queue.drop(partition)
             for lease in leases:
-                lease.abandon_left()
+                lease.abandon()
             for queued in parked:
                 progress.abandon(queued.record.offset)
             self._leave_paused_work(partition)
@@ -278,7 +278,7 @@ class Executor(ABC, Generic[WorkT]):
         """True if a record runs or waits for its next attempt, unless its partition was dropped since its start."""
         running = [work.leases for work in self._workers if work.records]
         # Work without a lease has not suspended, so its partition cannot have been dropped since its start.
-        return any(not leases or any(lease.is_current for lease in leases) for leases in running)
+        return any(not leases or not all(lease.progress.is_over for lease in leases) for leases in running)
 
     @property
     def first_unfinished(self) -> list[Record]:
@@ -348,7 +348,7 @@ class Executor(ABC, Generic[WorkT]):
         """Return False if the partition of a started record was dropped, or the record was left to another owner."""
         work, partition = self._work_of(record), record.topic_partition
         # Work without a lease has not suspended, so its partition cannot have been dropped since its start.
-        return work is not None and (not work.leases or _lease_of(work, partition).is_current)
+        return work is not None and (not work.leases or not _lease_of(work, partition).progress.is_over)
 
     async def _wait(self, work: WorkT, partition: TopicPartition | None, seconds: float) -> None:
         """Wait for ``seconds``, or until ``partition`` is halted or dropped; let other work run meanwhile.

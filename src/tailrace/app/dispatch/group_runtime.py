@@ -422,7 +422,7 @@ class GroupRuntime:
             return
         shares: dict[int, list[Record]] = {}
         is_own_topic = lease.partition.topic in self._routes
-        for record in lease.left:
+        for record in lease.rest:
             original, order = record, list(range(len(runtimes)))
             if is_own_topic:
                 original, failed_in = as_first_read(record), handler_of(record)
@@ -437,7 +437,7 @@ class GroupRuntime:
                 self._observer.emit(RecordUnmatched(record.topic_partition, record.offset))
             else:
                 shares.setdefault(chosen, []).append(record)
-        for number, share in zip(shares, lease.share(shares.values()), strict=True):
+        for number, share in zip(shares, lease.split(shares.values()), strict=True):
             runtimes[number].executor.add(share)
 
     def _runtimes_of(self, topic: str) -> list[HandlerRuntime]:

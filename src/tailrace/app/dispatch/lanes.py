@@ -192,8 +192,8 @@ class Lanes:
 
         The record that was taken before must be finished or suspended.
         """
-        self.release_last()
         if self._ready:
+            self.finish_last()
             ready = self._ready.popleft()
             self.parked -= 1
             ready.queue.parked -= 1
@@ -204,23 +204,21 @@ class Lanes:
                 assert current is not None
                 work = QueuedRecord(record, current.lease, current.queue)
                 if not busy or (record.key if is_by_key else None) not in busy:
-                    current.lease.set_last_in_flight()
                     return work
                 self._park(work)
             if not self._open_slice():
                 return None
 
-    def release_last(self) -> None:
-        """Track the record taken last no longer, because it is finished or suspended."""
+    def finish_last(self) -> None:
+        """Finish the record taken last, unless it was suspended."""
         if self._last_slice is not None:
-            self._last_slice.lease.set_none_in_flight()
+            self._last_slice.lease.finish()
 
     def suspended(self, work: QueuedRecord) -> None:
         """Mark the lane of a record as busy until ``finished``, because the handler of the record has suspended."""
         if work.is_started:
             return
         self._start(work)
-        self.release_last()
         if self.order_by == "none":
             return
         lane = self._lane_of(work)
@@ -349,7 +347,7 @@ class Lanes:
 
     def _close_slice(self) -> None:
         if self._slice is not None:
-            self._slice.lease.close_if_done()
+            self._slice.lease.finish()
         self._slice, self._left, self._busy = None, _NO_RECORDS, {}
 
     def _set_aside(self, current: _LaneSlice) -> None:
@@ -373,4 +371,4 @@ class Lanes:
 
     def _start(self, work: QueuedRecord) -> None:
         work.is_started = True
-        work.lease.progress.start(work.record.offset)
+        work.lease.start(work.record)

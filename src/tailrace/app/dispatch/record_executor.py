@@ -199,7 +199,7 @@ class RecordExecutor(Executor[Worker]):
     def _note_yield(self) -> None:
         """Note that the running worker is about to yield to the event loop, without a record in flight."""
         self._running = None
-        self._lanes.release_last()
+        self._lanes.finish_last()
 
     def _on_loop_iteration(self) -> None:
         """Wake another worker: since the event loop calls this, the running handler has suspended or ended."""

@@ -86,7 +86,7 @@ class RetryTopicRecords:
     def halt(self, partition: TopicPartition) -> None:
         """Remove the waiting records of a partition that is about to be revoked, and leave them to the next owner."""
         if (lease := self._delayed.drop(partition)) is not None:
-            lease.abandon_left()
+            lease.abandon()
 
     def drop(self, partition: TopicPartition) -> None:
         """Remove the waiting records of a partition that was revoked, sought or reset."""

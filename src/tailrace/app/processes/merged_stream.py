@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from tailrace.consumer.delivery.polled_records import PolledRecords
-from tailrace.core.progress import InFlight, Progress
+from tailrace.core.progress import Progress
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["LeaseKey", "MergedStream", "PartitionLease"]
@@ -121,7 +121,7 @@ class MergedStream:
         lease, end, records = self._queue.popleft()
         self.queued_records -= len(records)
         lease.unreleased += len(records)
-        self.polled.begin(lease.deliver(records, end, InFlight.LAST))
+        self.polled.begin(lease.deliver(records, end))
         return True
 
     def take(self, count: int) -> list[Record]:

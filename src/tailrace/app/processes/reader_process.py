@@ -78,7 +78,7 @@ class _SentRecords:
             number = self._lease_numbers[lease.partition] = self._last_number
             self._progress[number] = lease.progress
         self._outstanding[number] += lease.count
-        lease.move_to_process()
+        lease.progress.move_to_process(lease)
         return number
 
     def finish(self, message: ProgressMessage) -> None:

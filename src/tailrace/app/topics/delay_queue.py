@@ -99,7 +99,10 @@ class DelayedRecords:
             count += 1
         if not due:
             del self._held[partition]
-        return lease.split(count) if count else None
+        if not count:
+            return None
+        rest = lease.rest
+        return lease.split([rest[:count]], rest[count:])[0]
 
     def drop(self, partition: TopicPartition) -> Lease | None:
         """Remove all records of a partition; return their lease, or None if there are none."""

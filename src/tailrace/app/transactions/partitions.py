@@ -162,15 +162,14 @@ class UndeliveredRecords:
     @property
     def first(self) -> Record:
         """First undelivered record."""
-        record = self.lease.next_record
-        assert record is not None
-        return record
+        return self.lease.records[-self.lease.count]
 
     @property
     def may_be_delivered(self) -> bool:
         """True unless the partition is halted, paused or dropped, or its start offset is not committed yet."""
         position = self.position
-        return self.lease.is_current and not (position.is_halted or position.is_paused or position.has_stale_commit)
+        is_held = position.is_halted or position.is_paused or position.has_stale_commit
+        return not (self.lease.progress.is_over or is_held)
 
 
 class TransactionPartitions:
@@ -216,7 +215,7 @@ class TransactionPartitions:
     def halt(self, partition: TopicPartition) -> None:
         """Start no more records of a partition; leave its unstarted records to the partition's next owner."""
         if (waiting := self.undelivered.pop(partition, None)) is not None:
-            waiting.lease.abandon_left()
+            waiting.lease.abandon()
         if partition in self._partitions:
             self._handler_group.halt(partition)
             self._on_halt()
@@ -269,9 +268,10 @@ class TransactionPartitions:
             count_of: returns how many of one partition's undelivered records may be delivered now.
         """
         for partition, waiting in self.undelivered.items():
-            if not waiting.may_be_delivered or not (count := count_of(waiting.lease.rest)):
+            rest = waiting.lease.rest
+            if not waiting.may_be_delivered or not (count := count_of(rest)):
                 continue
-            taken = waiting.lease.split(count)
+            (taken,) = waiting.lease.split([rest[:count]], rest[count:])
             if not waiting.lease.count:
                 del self.undelivered[partition]
             return waiting.position, taken

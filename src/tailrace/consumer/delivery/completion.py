@@ -17,7 +17,7 @@ from tailrace.batches.columns import ArrowBatch, offsets_of
 from tailrace.consumer.delivery.polled_records import PolledRecords
 from tailrace.consumer.delivery.slices import RecordSlice
 from tailrace.consumer.partition import AssignedPartitions, Partition
-from tailrace.core.progress import InFlight, Lease, Progress
+from tailrace.core.progress import Lease, Progress
 from tailrace.records import Record, TopicPartition
 
 if TYPE_CHECKING:
@@ -157,8 +157,7 @@ class DeliveryProgress:
 
     def begin(self, record_slice: RecordSlice, columns: ColumnBuilder | None = None) -> None:
         """Deliver the records of a slice to a polling user, one by one or as a part of ``columns``."""
-        in_flight = InFlight.LAST if self._unacknowledged is None else InFlight.NOTHING
-        lease = record_slice.deliver(in_flight)
+        lease = record_slice.deliver()
         if self._unacknowledged is not None:
             self._start_all(self._unacknowledged, lease, columns)
         self._current, self._columns = record_slice, columns
@@ -172,9 +171,9 @@ class DeliveryProgress:
         if progress is not lease.progress:
             records = {}
             unacknowledged[lease.partition] = lease.progress, records
-        offsets = [record.offset for record in lease.records]
-        lease.progress.start_all(offsets)
+        lease.start()
         # The record objects are kept because a seek may deliver the same offset again, as another object.
+        offsets = (record.offset for record in lease.records)
         records.update(zip(offsets, lease.records if columns is None else repeat(columns), strict=False))
 
     @property
@@ -207,10 +206,10 @@ class DeliveryProgress:
         """Deliver slices to ``sink`` from now on; ``polled_sink`` is the same object if the user polls it."""
         self.sink, self._polled_sink = sink, polled_sink
 
-    def deliver_to_sink(self, record_slice: RecordSlice, in_flight: InFlight) -> Lease:
+    def deliver_to_sink(self, record_slice: RecordSlice) -> Lease:
         """Deliver a slice to the sink, and return its lease."""
         self.finished_counter.count_delivered(len(record_slice.records))
-        return record_slice.deliver(in_flight)
+        return record_slice.deliver()
 
     # ---- finishing ---------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ Pure: no clock, IO or logging.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from tailrace.core.progress import Lease, Progress
 from tailrace.records import AnyRecord, TopicPartition
@@ -64,8 +64,8 @@ class PolledRecords:
         """Take records from ``lease`` from now on; all records of the previous lease must have been taken."""
         if self.current is not None:
             if self.current.lowest is None:
-                # The records are tracked one by one (``Progress.start_all``), so no ``finish`` closes this lease.
-                self.current.close_if_done()
+                # The records are tracked by offset, so no poll finishes this lease.
+                self.current.finish()
             else:
                 self._used_up.append(self.current)
         self.current, self.remaining = lease, lease.left
@@ -75,10 +75,9 @@ class PolledRecords:
         """Begin ``lease`` and mark all its records as taken, because the user has them already."""
         self.begin(lease)
         self.remaining = _NONE
-        lease.mark_taken()
-        lease.close_if_done()
+        lease.take()
 
-    def take(self, count: int) -> list[AnyRecord]:
+    def take(self, count: int) -> Sequence[AnyRecord]:
         """Take up to ``count`` records of the current lease for a batch."""
         assert self.current is not None
         self.remaining = _NONE
@@ -121,7 +120,7 @@ class PolledRecords:
         """Finish all records in flight, because the user polls again; return the leases of these records."""
         leases = self._leases()
         for lease in leases:
-            lease.finish_taken()
+            lease.finish()
         self._used_up = []
         if self.current is not None and not self.current.count:
             self.current = None
@@ -132,16 +131,15 @@ class PolledRecords:
         """Finish the records in flight of ``partitions``."""
         for lease in self._leases():
             if lease.partition in partitions:
-                lease.finish_taken()
+                lease.finish()
 
     def acknowledge(self, record: AnyRecord) -> bool:
         """Finish ``record`` and all earlier records of its partition; return False if ``record`` is not in flight."""
         leases = self._leases()
-        found = next((number for number, lease in enumerate(leases) if lease.holds(record)), None)
+        found = next((number for number, lease in enumerate(leases) if lease.finish(record)), None)
         if found is None:
             return False
         for before in leases[:found]:
             if before.progress is leases[found].progress:
-                before.finish_taken()
-        leases[found].finish_with(record)
+                before.finish()
         return True

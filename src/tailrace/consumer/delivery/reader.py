@@ -24,7 +24,7 @@ from tailrace.consumer.delivery.slices import FIRST_SLICE, OffsetGaps, RecordSli
 from tailrace.consumer.delivery.unreadable_batches import UnreadableBatches
 from tailrace.consumer.partition import AssignedPartitions, FetchBuffer, Partition
 from tailrace.consumer.parts import ConsumerParts
-from tailrace.core.progress import InFlight, Lease
+from tailrace.core.progress import Lease
 from tailrace.errors import ConsumerStateError, ConsumerTimeoutError, TailraceError, UnreadableBatchError
 from tailrace.records import AnyRecord, Record, TopicPartition
 
@@ -336,15 +336,8 @@ class Reader:
             await self.wait_for_wakeup()
         return found
 
-    def take_slice(
-        self, room_of: Callable[[TopicPartition], int], in_flight: InFlight = InFlight.NOTHING
-    ) -> tuple[Partition, Lease] | None:
-        """Deliver a slice as ``next_slice`` does, but without waiting; return None if there is none.
-
-        Args:
-            room_of: see ``next_slice``.
-            in_flight: rule by which records that the sink takes from the lease are in flight.
-        """
+    def take_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease] | None:
+        """Deliver a slice as ``next_slice`` does, but without waiting; return None if there is none."""
         self.raise_failure()
         if (unreadable := self.unreadable_batches) is not None:
             unreadable.update()
@@ -365,7 +358,7 @@ class Reader:
             self.on_change()
         if found is None:
             return None
-        return found.position, self.delivery.deliver_to_sink(found, in_flight)
+        return found.position, self.delivery.deliver_to_sink(found)
 
     def progressed(self) -> None:
         """Note that the sink has finished records, or has room for more records."""

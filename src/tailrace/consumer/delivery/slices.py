@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeAlias, TypeVar
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.offset_map_watch import OffsetMapWatch
 from tailrace.consumer.partition import AssignedPartitions, DecompressedBatches, FetchBuffer, Partition
-from tailrace.core.progress import InFlight, Lease
+from tailrace.core.progress import Lease
 from tailrace.errors import OffsetGapError, TailraceError
 from tailrace.records import Record, TopicPartition
 
@@ -117,10 +117,10 @@ class RecordSlice:
     buffered: BufferedBatch | None
     """Buffer entry from which the records were taken; None if it is used up and was removed from the buffer."""
 
-    def deliver(self, in_flight: InFlight) -> Lease:
+    def deliver(self) -> Lease:
         """Deliver the records and return their lease; drop the slice's references, so that records can be freed."""
         records, self.records = self.records, []
-        return self.position.deliver(records, self.end, self.leader_epoch, in_flight)
+        return self.position.deliver(records, self.end, self.leader_epoch)
 
 
 class SliceReader:

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 from tailrace.consumer.delivery.reader import Reader, poll_or_stop
 from tailrace.consumer.partition import Partition
 from tailrace.consumer.parts import ConsumerParts
-from tailrace.core.progress import InFlight, Lease
+from tailrace.core.progress import Lease
 from tailrace.errors import ConsumerStateError
 from tailrace.records import AnyRecord, KeyT_co, Record, TopicPartition, ValueT_co
 
@@ -80,15 +80,14 @@ class PartitionStream:
 
     def ack(self, record: AnyRecord) -> bool:
         """Finish ``record``; return False if it is not in flight."""
-        if self._lease is None or not self._lease.holds(record):
+        if self._lease is None or not self._lease.finish(record):
             return False
-        self._lease.finish_taken()
         self._streams.note_finished()
         return True
 
     async def _next_record(self) -> AnyRecord:
         if self._lease is not None:
-            self._lease.finish_taken()
+            self._lease.finish()
         self._streams.note_poll()
         # Let other streams run before this one takes a new slice.
         await asyncio.sleep(0)
@@ -118,7 +117,7 @@ class PartitionStream:
     @property
     def count_taken(self) -> int:
         """Number of records polled so far."""
-        return self._count_taken_before + (0 if self._lease is None else self._lease.count_taken)
+        return self._count_taken_before + (0 if self._lease is None else len(self._lease.records) - self._lease.count)
 
     @property
     def is_waiting(self) -> bool:
@@ -130,12 +129,12 @@ class PartitionStream:
         """True if a record is in flight, or can be polled without waiting."""
         if self._lease is None:
             return False
-        return self._lease.lowest_in_flight is not None or (self._count_left > 0 and not self._position.is_held_back)
+        return self._lease.count_in_flight > 0 or (self._count_left > 0 and not self._position.is_held_back)
 
     def halt(self) -> None:
         """Deliver no more records, and leave the undelivered records to the partition's next owner."""
         if self._lease is not None:
-            self._lease.abandon_left()
+            self._lease.abandon()
 
     def drop(self) -> None:
         """Forget all records, because the partition was sought, reset or revoked."""
@@ -188,7 +187,7 @@ class Streams:
 
     def take_slice(self, partition: TopicPartition, size: int) -> Lease | None:
         """Take up to ``size`` records of a partition and return their lease; None if there are none."""
-        found = self._reader.take_slice(lambda one: size if one == partition else 0, InFlight.LAST)
+        found = self._reader.take_slice(lambda one: size if one == partition else 0)
         return None if found is None else found[1]
 
     def is_assigned(self, position: Partition) -> bool:
