@@ -21,32 +21,25 @@ from typing_extensions import Unpack
 from tailrace.app.declare.parameters import Provider
 from tailrace.app.dispatch.executor import Executor
 from tailrace.app.handlers import HandlerFunction, Handlers
-from tailrace.app.health.checks import ConsumerEvents, Health, Vitals, examine
+from tailrace.app.health.checks import Health, Vitals, examine
 from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, health_app, lag_report
-from tailrace.app.lifecycle import AppRun, AppRuntime, make_plan, wait_for_any
+from tailrace.app.lifecycle import AppRun, AppRuntime, wait_for_any
 from tailrace.app.options import AppConfig, AppOptions
 from tailrace.app.publish.encoding import Message, encode_messages
 from tailrace.app.publish.results import publish_one
-from tailrace.app.sources import ConsumerSource, Source
 from tailrace.app.stack_frames import where_raised
 from tailrace.app.topics.names import topic_name
-from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.exactly_once import (
-    KafkaAccess,
     TransactionOptions,
-    check_transactions,
     transaction_options,
-    with_transactions,
 )
 from tailrace.codecs.json_codec import JsonCodec
 from tailrace.codecs.protocols import AnyCodec
-from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, hide_secrets, resolve
+from tailrace.config import ConsumerOptions, check_names, hide_secrets, resolve
 from tailrace.consumer.supervisor import Supervisor
 from tailrace.context_managers import asynccontextmanager
 from tailrace.errors import ConfigurationError, ConsumerStateError, HandlerFailedError, PublishError, TailraceError
-from tailrace.observe.hooks import Hook, Observer
 from tailrace.observe.statistics import AppStatistics
-from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Published
 from tailrace.signals import handle_signals
 from tailrace.user_exceptions import error_text
@@ -172,14 +165,14 @@ class App(Handlers):
             topic_name(config.dead_letter, topic="topic", group="group")
         transactions = {name: remaining.pop(name) for name in _TRANSACTION_OPTIONS if name in remaining}
         self.runtime = AppRuntime(config, transaction_options(config.delivery, **transactions))
-        self._options: dict[str, Any] = {}
+        self.check_change = self._check_not_started
         self.configure(**remaining)
 
     @robust_repr
     def __repr__(self) -> str:
         supervisor = self.runtime.supervisor
         state = "new" if supervisor is None else "stopped" if supervisor.is_over else "started"
-        return f"<App of {len(self.declared)} handlers group={self._options.get('group_id')} {state}>"
+        return f"<App of {len(self.declared)} handlers group={self.runtime.options.get('group_id')} {state}>"
 
     # ---- before the start --------------------------------------------------------------------------------------
 
@@ -194,17 +187,17 @@ class App(Handlers):
         self._check_not_started()
         consumer_options = cast("dict[str, Any]", options)
         check_names(consumer_options, (*_OWN_OPTIONS, *_TRANSACTION_OPTIONS))
-        if resolve({**self._options, **consumer_options}).enable_auto_commit is False:
+        if resolve({**self.runtime.options, **consumer_options}).enable_auto_commit is False:
             raise ConfigurationError(
                 "enable_auto_commit=False cannot be used with App, which always commits the offsets of finished records"
                 " - leave out enable_auto_commit, or use a Consumer and commit yourself"
             )
-        self._options.update(consumer_options)
+        self.runtime.options.update(consumer_options)
 
     @property
     def options(self) -> ConsumerOptions:
         """Copy of the options of the consumers that were passed to ``App(...)`` and ``configure``."""
-        return cast("ConsumerOptions", dict(self._options))
+        return cast("ConsumerOptions", dict(self.runtime.options))
 
     @property
     def codec(self) -> AnyCodec:
@@ -247,7 +240,7 @@ class App(Handlers):
         runtime = self.runtime
         if runtime.supervisor is not None and not runtime.supervisor.is_over:
             raise ConsumerStateError("this app is started already")
-        run = runtime.run = self._new_run(resolve(self._options))
+        run = runtime.run = AppRun(self, runtime)
         supervisor = runtime.supervisor = Supervisor(run.run, "tailrace app")
         try:
             await supervisor.start(given_up, ending_s=sum(run.time_to_stop))
@@ -368,7 +361,7 @@ class App(Handlers):
         run, require_broker = self.runtime.run, self.runtime.config.require_broker
         if run is not None:
             return examine(run.vitals, require_broker=require_broker)
-        max_poll_interval_s = resolve(self._options).max_poll_interval_ms / 1000
+        max_poll_interval_s = resolve(self.runtime.options).max_poll_interval_ms / 1000
         vitals = Vitals(is_started=False, was_assigned=False, max_poll_interval_s=max_poll_interval_s)
         return examine(vitals, require_broker=require_broker)
 
@@ -477,41 +470,6 @@ class App(Handlers):
         if not executors:
             raise ConsumerStateError(f"{handler!r} is not a running handler of this app - pass the decorated function")
         return executors
-
-    def _new_run(self, config: ConsumerConfig) -> AppRun:
-        own, substitute, transactions = self.runtime.config, self.runtime.substitute, self.runtime.transactions
-        plan = make_plan(self, config.group_id, self.runtime)
-        consumer_events = ConsumerEvents(plan.by_group)
-        added_hooks = () if substitute is None else substitute.hooks
-        hooks = (*cast("tuple[Hook, ...]", config.hooks), *added_hooks, cast("Hook", consumer_events))
-
-        options = {**self._options, "hooks": hooks}
-        observer = Observer(hooks, client_id=config.client_id)
-
-        def connect(routes: Routes) -> Source:
-            return ConsumerSource(routes, {**options, "group_id": routes.group_id}, own.on_corrupt_batch)
-
-        kafka = KafkaAccess(connect, lambda: Producer(config))
-        if transactions is not None:
-            check_transactions(transactions, config, self._options, self.declared)
-            kafka = with_transactions(
-                kafka,
-                transactions,
-                config,
-                options,
-                observer=observer,
-                on_corrupt_batch=own.on_corrupt_batch,
-            )
-        return AppRun(
-            plan,
-            config,
-            connect=kafka.connect if substitute is None else substitute.connect,
-            open_publisher=kafka.open_publisher if substitute is None else substitute.open_publisher,
-            consumer_events=consumer_events,
-            observer=observer,
-            # With a substitute for Kafka, the start never needs to go on without a broker.
-            require_broker=own.require_broker or substitute is not None,
-        )
 
 
 # ---- import of an App by its name, such as ``shop:billing`` ----------------------------------------------------------

@@ -125,18 +125,20 @@ class Handlers:
         declared: Declared handlers.
         start_hooks: Hooks of ``on_start``, in order of declaration.
         stop_hooks: Hooks of ``on_stop``, in order of declaration.
+        included_in: Collections that include this one.
+        check_change: Raises an error if handlers and hooks may not be added; an app refuses them once it is started.
     """
 
     def __init__(self) -> None:
         self.declared: list[Handler] = []
         self.start_hooks: list[Callable[[], Any]] = []
         self.stop_hooks: list[Callable[[], Any]] = []
-        self._including: list[Handlers] = []
-        """Collections that include this one."""
+        self.included_in: list[Handlers] = []
+        self.check_change: Callable[[], None] = _accept_change
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state to pickle, without the collections that include this one."""
-        return {**self.__dict__, "_including": []}
+        return {**self.__dict__, "included_in": []}
 
     def on_start(self, function: HookT) -> HookT:
         """Declare a start hook, which is called before the first record is handled; the function is returned unchanged.
@@ -243,10 +245,10 @@ class Handlers:
         """
         if not isinstance(handlers, Handlers):
             raise ConfigurationError(f"include() takes a Handlers or an App, not {handlers!r}")
-        if handlers is self or any(handlers is one for one in self._all_including()):
+        if any(handlers is one for one in self._with_including()):
             raise ConfigurationError("include() takes another collection, which does not include this one")
         self._add(tuple(handlers.declared), tuple(handlers.start_hooks), tuple(handlers.stop_hooks))
-        handlers._including.append(self)
+        handlers.included_in.append(self)
 
     def _add(
         self,
@@ -259,20 +261,24 @@ class Handlers:
         Raises:
             ConsumerStateError: A collection is an app that is started.
         """
-        every = [self, *self._all_including()]
+        every = self._with_including()
         for one in every:
-            one._check_not_started()  # noqa: SLF001 - same class
+            one.check_change()
         for one in every:
             one.declared += declared
             one.start_hooks += start_hooks
             one.stop_hooks += stop_hooks
 
-    def _all_including(self) -> list[Handlers]:
-        """Return the collections that include this one, directly or indirectly."""
-        return [found for one in self._including for found in (one, *one._all_including())]  # noqa: SLF001
+    def _with_including(self) -> list[Handlers]:
+        """Return this collection and those that include it, directly or indirectly."""
+        found = [self]
+        for one in found:
+            found += one.included_in
+        return found
 
-    def _check_not_started(self) -> None:
-        """Check that handlers and hooks may be added; an app refuses them once it is started."""
+
+def _accept_change() -> None:
+    """Accept handlers and hooks at any time."""
 
 
 def _check_topics(topics: Sequence[object], pattern: re.Pattern[str] | None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import anyio
 
@@ -27,10 +27,16 @@ from tailrace.app.handlers import Handlers, ResolvedHandler, resolve_handler
 from tailrace.app.health.checks import ConsumerEvents, Health, Vitals
 from tailrace.app.health.event_loop_watchdog import Watchdog
 from tailrace.app.options import AppConfig
+from tailrace.app.sources import ConsumerSource, Source
 from tailrace.app.topics.routes import Routes
-from tailrace.app.transactions.exactly_once import TransactionOptions
+from tailrace.app.transactions.exactly_once import (
+    KafkaAccess,
+    TransactionOptions,
+    check_transactions,
+    with_transactions,
+)
 from tailrace.awaitables import resolve_call
-from tailrace.config import ConsumerConfig
+from tailrace.config import ConsumerConfig, resolve
 from tailrace.consumer.supervisor import Supervisor, as_tailrace_error
 from tailrace.context_managers import AsyncExitStack, contextmanager
 from tailrace.core.backoff import Backoff
@@ -38,6 +44,7 @@ from tailrace.errors import BrokerConnectionError, ConsumerStateError, TailraceE
 from tailrace.observe.events import AppFailed, BrokersUnavailable, LeaveGroupTimedOut, ShutdownTimedOut
 from tailrace.observe.hooks import Hook, Observer, instrumentations_of
 from tailrace.observe.statistics import AppStatistics, Durations
+from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Publisher, instrumented
 
 __all__ = [
@@ -125,6 +132,7 @@ class AppRuntime:
     Attributes:
         config: options of the app itself.
         transactions: options of transactions; None for at-least-once delivery.
+        options: options of the consumers, as the user has set them.
         overrides: replacements of providers, by the provider that ``Depends`` names.
         substitute: substitute for Kafka at the next start; None for Kafka itself.
         supervisor: supervisor of the current or last run; None before the first start, and after a start that failed.
@@ -133,6 +141,7 @@ class AppRuntime:
 
     config: AppConfig
     transactions: TransactionOptions | None
+    options: dict[str, Any] = field(default_factory=dict)
     overrides: dict[Provider, Provider] = field(default_factory=dict)
     substitute: KafkaSubstitute | None = None
     supervisor: Supervisor | None = None
@@ -323,16 +332,6 @@ _MAX_PAUSE_MS = 10_000
 class AppRun:
     """Single run of an app, from its start to its stop.
 
-    Args:
-        plan: handlers and hooks of the app.
-        config: resolved options of the consumers.
-        connect: returns the source of a group's records.
-        open_publisher: returns a context manager that opens the publisher before the groups start, and closes it after
-            they have stopped.
-        consumer_events: collects the state of the groups and brokers from events.
-        observer: receives events.
-        require_broker: True to fail if no broker answers at the start; False to keep trying.
-
     Attributes:
         consumer_events: state of the groups and brokers.
         failure: error that ended the run, or None.
@@ -342,33 +341,33 @@ class AppRun:
         publisher: publisher of the app; None before a broker was reached, and after the run.
         left_behind: names of handlers that were canceled by the stop and still run.
         shutdown: tracks the calls of stop hooks and the closing of providers.
+
+    Raises:
+        ConfigurationError: a signature of a handler is invalid, or options contradict each other.
     """
 
-    def __init__(  # noqa: PLR0913 - a run combines all parts of an app
-        self,
-        plan: Plan,
-        config: ConsumerConfig,
-        *,
-        connect: Connect,
-        open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]],
-        consumer_events: ConsumerEvents,
-        observer: Observer,
-        require_broker: bool = True,
-    ) -> None:
-        self._plan, self._config, self._connect, self._open_publisher = plan, config, connect, open_publisher
-        self._observer, self._require_broker = observer, require_broker
+    def __init__(self, declared: Handlers, runtime: AppRuntime) -> None:
+        config = self._config = resolve(runtime.options)
+        self._plan = make_plan(declared, config.group_id, runtime)
+        self.consumer_events = ConsumerEvents(self._plan.by_group)
+        substitute = runtime.substitute
+        added_hooks = () if substitute is None else substitute.hooks
+        hooks = (*cast("tuple[Hook, ...]", config.hooks), *added_hooks, cast("Hook", self.consumer_events))
+        self._observer = Observer(hooks, client_id=config.client_id)
+        self._kafka = _kafka_access(declared, runtime, config, {**runtime.options, "hooks": hooks}, self._observer)
+        # With a substitute for Kafka, the start never needs to go on without a broker.
+        self._require_broker = runtime.config.require_broker or substitute is not None
         self._stop_s = config.stop_timeout_ms / 1000
         self._stopping_since: float | None = None
         self._has_started = self._is_ready = False
         self.is_ending = False
-        self.consumer_events = consumer_events
         self.failure: TailraceError | None = None
         self.is_over = asyncio.Event()
         self.groups: list[GroupRuntime] = []
         self.publisher: Publisher | None = None
         self.left_behind: list[str] = []
         self._watchdog: Watchdog | None = None
-        self.shutdown = ShutdownTracker(observer.emit)
+        self.shutdown = ShutdownTracker(self._observer.emit)
 
     async def run(self, supervisor: Supervisor) -> None:
         """Start the app, handle records until ``supervisor.stopping`` is set, and stop the app.
@@ -491,7 +490,7 @@ class AppRun:
 
     async def _start_groups(self, stack: AsyncExitStack, opened: Opened, stopping: asyncio.Event) -> None:
         async def open_publisher(into: AsyncExitStack) -> None:
-            publisher = await into.enter_async_context(self._open_publisher())
+            publisher = await into.enter_async_context(self._kafka.open_publisher())
             self.publisher = instrumented(publisher, instrumentations_of(self._observer))
 
         async def start_groups(into: AsyncExitStack) -> None:
@@ -503,7 +502,7 @@ class AppRun:
                     opened=opened,
                     publisher=self.publisher,
                     observer=self._observer,
-                    connect=self._connect,
+                    connect=self._kafka.connect,
                 )
                 for group_id, bound_handlers in self._plan.by_group.items()
             ]
@@ -628,3 +627,25 @@ class AppRun:
         # If parts are closed although no stop has begun, as when the start is retried, the deadlines count from now.
         since = asyncio.get_running_loop().time() if self._stopping_since is None else self._stopping_since
         return since + self._stop_s * share
+
+
+def _kafka_access(
+    declared: Handlers, runtime: AppRuntime, config: ConsumerConfig, options: Mapping[str, Any], observer: Observer
+) -> KafkaAccess:
+    """Return the sources and the publisher of a run: those of Kafka, with transactions, or of the substitute."""
+    on_corrupt_batch, transactions, substitute = (
+        runtime.config.on_corrupt_batch,
+        runtime.transactions,
+        runtime.substitute,
+    )
+
+    def connect(routes: Routes) -> Source:
+        return ConsumerSource(routes, {**options, "group_id": routes.group_id}, on_corrupt_batch)
+
+    kafka = KafkaAccess(connect, lambda: Producer(config))
+    if transactions is not None:
+        check_transactions(transactions, config, runtime.options, declared.declared)
+        kafka = with_transactions(
+            kafka, transactions, config, options, observer=observer, on_corrupt_batch=on_corrupt_batch
+        )
+    return kafka if substitute is None else KafkaAccess(substitute.connect, substitute.open_publisher)

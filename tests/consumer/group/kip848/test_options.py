@@ -60,7 +60,9 @@ async def test_group_remote_assignor_selects_the_brokers_assignor(quick, group, 
     options = {"group_id": group, "group_remote_assignor": assignor, "client_id": group}
 
     async with quick.consumer(*topics, **options) as one, quick.consumer(*topics, **options) as other:
-        await until(lambda: len(one.assignment()) + len(other.assignment()) == 6 and one.assignment() and other.assignment())
+        await until(
+            lambda: len(one.assignment()) + len(other.assignment()) == 6 and one.assignment() and other.assignment()
+        )
         shares = sorted((len(one.assignment()), len(other.assignment())))
         described = quick.admin.describe_consumer_groups([group])[group].result(20)
 
