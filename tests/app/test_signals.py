@@ -17,7 +17,7 @@ import pytest
 
 import tailrace
 from tailrace import App
-from tailrace.cli.tools.spark import _run_query
+from tailrace.cli.spark import _run_query
 from tailrace.signals import handle_signals
 from tests.support.commands import environment
 
@@ -111,7 +111,7 @@ async def test_an_app_that_starts_after_a_signal_is_ended_by_the_next_one():
 BESIDE = r"""
 import asyncio, os, signal, sys, threading, time
 import tailrace
-from tailrace.cli.tools.spark import _run_query
+from tailrace.cli.spark import _run_query
 from tailrace.signals import handle_signals
 
 async def hold(name):

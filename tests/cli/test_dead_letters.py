@@ -31,11 +31,10 @@ from tailrace.app.failures.dead_letters import (
 )
 from tailrace.app.topics.names import DEAD
 from tailrace.cli import main
-from tailrace.cli.dead_letters import marks
-from tailrace.cli.dead_letters.marks import ReplayMarks
-from tailrace.cli.dead_letters.reading import DeadLetterReader
-from tailrace.cli.dead_letters.replay import DeadLetterTopic, ReplayPlan, create_topics, plan_replay
-from tailrace.cli.dead_letters.selection import DeadLetterFilter, DeadLetterPosition, parse_position, parse_since
+from tailrace.cli.dead_letters import DeadLetterFilter, DeadLetterPosition, parse_position, parse_since
+from tailrace.cli.dead_letters import replay as replaying
+from tailrace.cli.dead_letters.commands import DeadLetterReader
+from tailrace.cli.dead_letters.replay import DeadLetterTopic, ReplayMarks, ReplayPlan, create_topics, plan_replay
 from tailrace.config import resolve
 from tailrace.net.cluster import Cluster
 from tests.support.commands import COMMAND, environment, tailrace
@@ -78,7 +77,7 @@ def plan_of(
 ) -> ReplayPlan:
     """Return the plan to replay dead letters of a topic without marks."""
     counts = partitions or {"orders": 6}
-    return plan_replay(letters, counts, dead_topic=dead_topic, marks=ReplayMarks(), default_partitions=1)
+    return plan_replay(letters, counts, dead_topic=dead_topic, marks=ReplayMarks())
 
 
 class World:
@@ -871,7 +870,7 @@ def test_an_interrupted_replay_is_continued(world, call, kafka_server, number, m
         early = call("replay", "--all", "--execute")
         assert (early.code, world.end(world.replay)) == (1, sent)
         assert re.search(r"another replay of .* runs .* if it was killed, replay again after", early.errors)
-        monkeypatch.setattr(marks, "ACTIVE_MS", 0)
+        monkeypatch.setattr(replaying, "ACTIVE_MS", 0)
     else:
         assert marked == sent
         assert f"{sent:,} of {count:,} dead letters were sent, and marked as replayed" in " ".join(output.split())

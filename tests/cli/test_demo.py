@@ -20,8 +20,7 @@ from confluent_kafka.admin import AdminClient
 
 from tailrace.admin.groups import delete_group
 from tailrace.admin.topics import delete_topic
-from tailrace.cli.demo.counts import HandledFlights
-from tailrace.cli.demo.flights import TOTAL, airports, flights
+from tailrace.cli.demo.flights import TOTAL, HandledFlights, flights
 from tailrace.cli.demo.steps import PARTITIONS, Demo, verdict
 from tailrace.cli.screen import Screen
 from tailrace.config import resolve
@@ -55,7 +54,7 @@ def new_demo(kafka_server, monkeypatch):
 
     def make(total: int, *, rate: float | None = None, **options: object) -> Demo:
         options = {"heartbeat_interval_ms": 300, "bootstrap_servers": kafka_server.bootstrap_servers, **options}
-        return Demo(Screen(), airports(), options, rate=rate, total=total)
+        return Demo(Screen(), options, rate=rate, total=total)
 
     return make
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tailrace.cli.tools.groups import partition_ranges
+from tailrace.cli.groups import partition_ranges
 from tailrace.records import TopicPartition
 
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from tailrace import TopicPartition
 from tailrace.admin.lag import PartitionLag
 from tailrace.admin.offsets import GroupOffset
-from tailrace.cli.tools.lag import _COLUMNS, _select_for_height
-from tailrace.cli.tools.tables import rich_table
+from tailrace.cli.lag import _COLUMNS, _select_for_height
+from tailrace.cli.output import rich_table
 from tests.support.commands import COMMAND, end, environment
 
 APP = """

@@ -8,7 +8,9 @@ import os
 import pytest
 
 from tailrace.cli.entry import main
-from tailrace.cli.tools.times import TailStart, iso_text, parse_duration, parse_start, parse_time, utc_text
+from tailrace.cli.options import parse_duration, parse_time
+from tailrace.cli.output import iso_text, utc_text
+from tailrace.cli.tail import TailStart, parse_start
 
 NOON_MS = 1_760_000_000_000
 

@@ -9,7 +9,8 @@ import subprocess
 
 import pytest
 
-from tailrace.cli.screen import count, megabytes, per_second
+from tailrace.cli.output import count
+from tailrace.cli.screen import megabytes, per_second
 from tests.support.commands import COMMAND, environment
 
 

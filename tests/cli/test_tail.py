@@ -9,8 +9,7 @@ import subprocess
 
 import pytest
 
-from tailrace.cli.tools.filters import matcher, parse_condition
-from tailrace.cli.tools.record_lines import writer_of
+from tailrace.cli.tail import matcher, parse_condition, writer_of
 from tailrace.records import Record
 from tests.support.commands import COMMAND, end, environment
 

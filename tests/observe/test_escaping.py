@@ -12,7 +12,7 @@ import pytest
 from tailrace import ConfigurationError, Record, SchemaRegistry, TopicPartition
 from tailrace.app.processes.child_process import Child
 from tailrace.cli import main
-from tailrace.cli.tools.record_lines import writer_of
+from tailrace.cli.tail import writer_of
 from tailrace.config import resolve
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import ConsumerFailed, CredentialsUnencrypted, FetchFailed

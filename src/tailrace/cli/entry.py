@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from importlib import import_module
 from typing import NamedTuple, Protocol, cast
@@ -22,7 +22,7 @@ from tailrace.errors import TailraceError
 from tailrace.installation import VERSION, install_hint
 from tailrace.observe.log_format import escaped
 
-__all__ = ["main"]
+__all__ = ["main", "run_coroutine"]
 
 
 class _CommandInfo(NamedTuple):
@@ -31,18 +31,20 @@ class _CommandInfo(NamedTuple):
     summary: str
     extras: str
     """Extras of the package that the command needs, separated by commas."""
+    closed_pipe_code: int = 1
+    """Exit code if the reader of stdout closes the pipe: 0 for commands whose only purpose is their output."""
 
 
 COMMANDS = {
     "run": _CommandInfo("run an app's handlers until SIGTERM", ""),
     "demo": _CommandInfo("publish and read 336,776 real flights on a local Kafka broker", "demo"),
     "kafka": _CommandInfo("run a local Kafka broker until Ctrl-C", "cli,testing"),
-    "tail": _CommandInfo("print the records of a topic", ""),
-    "groups": _CommandInfo("list, show or delete groups", ""),
-    "lag": _CommandInfo("show the lag of a group", ""),
-    "offsets": _CommandInfo("show, reset or delete a group's committed offsets", ""),
+    "tail": _CommandInfo("print the records of a topic", "", closed_pipe_code=0),
+    "groups": _CommandInfo("list, show or delete groups", "", closed_pipe_code=0),
+    "lag": _CommandInfo("show the lag of a group", "", closed_pipe_code=0),
+    "offsets": _CommandInfo("show, reset or delete a group's committed offsets", "", closed_pipe_code=0),
     "exporter": _CommandInfo("serve topics, groups and lag of a cluster to Prometheus", "prometheus"),
-    "doctor": _CommandInfo("check a cluster, and what an app needs from it", ""),
+    "doctor": _CommandInfo("check a cluster, and what an app needs from it", "", closed_pipe_code=0),
     "spark": _CommandInfo("run an app's handlers on Apache Spark", "cli,spark"),
     "dead-letters": _CommandInfo("list, show or replay dead letters", "cli"),
 }
@@ -68,8 +70,8 @@ class _Command(Protocol):
     def arguments(self, parser: argparse.ArgumentParser, /) -> None:
         """Add the command's help texts and options to ``parser``."""
 
-    def run(self, options: argparse.Namespace, /) -> int:
-        """Run the command and return its exit code."""
+    def run(self, options: argparse.Namespace, /) -> int | Coroutine[object, object, int]:
+        """Run the command and return its exit code, or a coroutine that does so."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,13 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = cast(_Command, import_module(f"tailrace.cli.{name.replace('-', '_')}"))
         parser = _parser(f"tailrace {name}")
         command.arguments(parser)
-        return command.run(parser.parse_args(arguments[1:]))
+        result = command.run(parser.parse_args(arguments[1:]))
+        return result if isinstance(result, int) else run_coroutine(result)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # The reader of the pipe is gone. Redirect stdout, or Python reports the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return COMMANDS[name].closed_pipe_code
     except Exception as error:
         messages = _messages(error, COMMANDS[name].extras)
         if not messages:
@@ -98,6 +101,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         for message in messages:
             print(f"tailrace {name}: {_terminal_safe(message)}", file=sys.stderr)  # noqa: T201
         return 1
+
+
+def run_coroutine(command: Coroutine[object, object, int]) -> int:
+    """Run a command in an event loop and return its exit code, 143 after SIGTERM."""
+    from tailrace.signals import run
+
+    exit_code = run(command)
+    sys.stdout.flush()
+    return 143 if exit_code is None else exit_code
 
 
 def _run_without_command(arguments: list[str]) -> int:  # noqa: RET503 - parser.error() does not return

@@ -1,14 +1,22 @@
-"""Arguments and help of ``tailrace exporter``, which ``cli.tools.exporter`` implements."""
+"""``tailrace exporter``: serve topics, groups and lag of a cluster to Prometheus."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import re
+from typing import TYPE_CHECKING
 
-from tailrace.cli.tools.connection import CONNECTION_HELP, add_connection_options
-from tailrace.cli.tools.log_options import add_log_options
+from tailrace.cli.options import CONNECTION_HELP, add_connection_options, add_log_options, connection_settings
+from tailrace.cli.output import counted
+from tailrace.errors import AuthenticationError, BrokerConnectionError, ConfigurationError
+
+if TYPE_CHECKING:
+    from tailrace.integrations.cluster_exporter import ClusterExporter
 
 __all__ = ["arguments", "run"]
+
+_log = logging.getLogger("tailrace")
 
 _PORT = 9308
 _TIMEOUT_S = 8.0
@@ -63,13 +71,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve metrics until SIGTERM or SIGINT, and return the exit code."""
-    import asyncio  # noqa: PLC0415 - not needed by --help
+    import asyncio
 
-    from tailrace.cli.tools.exporter import work  # noqa: PLC0415
-    from tailrace.observe.log_format import configure_logging  # noqa: PLC0415
+    from tailrace.observe.log_format import configure_logging
 
     configure_logging(options.log_level, options.log_format)
-    return asyncio.run(work(options))
+    return asyncio.run(_serve(options))
 
 
 def _port(text: str) -> int:
@@ -83,3 +90,62 @@ def _regex(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise argparse.ArgumentTypeError(f"must be a regular expression, not {text!r}: {error}") from error
+
+
+async def _serve(options: argparse.Namespace) -> int:
+    """Serve metrics until SIGTERM or SIGINT, and return the exit code.
+
+    Raises:
+        ConfigurationError: an option is missing or wrong, or the port is in use.
+        AuthenticationError: TLS or SASL failed at the start.
+    """
+    import asyncio
+    import signal
+
+    import anyio
+
+    from tailrace.config import resolve
+    from tailrace.integrations.cluster_exporter import ClusterExporter, name_filter, serve_exporter
+    from tailrace.net.cluster import Cluster
+    from tailrace.signals import handle_signals
+
+    config = resolve(connection_settings(options))
+    if not config.bootstrap_servers:
+        raise ConfigurationError("brokers are missing - give --bootstrap-servers HOST:PORT, or --app MODULE:APP")
+    cluster = Cluster(config)
+    exporter = ClusterExporter(
+        cluster,
+        topics=name_filter(options.topic_filter, options.topic_exclude),
+        groups=name_filter(options.group_filter, options.group_exclude),
+        timeout_s=options.timeout,
+    )
+    stopped = asyncio.Event()
+    try:
+        with handle_signals([signal.SIGTERM, signal.SIGINT], stopped.set):
+            async with (
+                serve_exporter(exporter, port=options.http_port, host=options.http_host) as server,
+                anyio.create_task_group() as tasks,
+            ):
+                _log.info("metrics are served at http://%s:%d/metrics", options.http_host or "*", server.port)
+                tasks.start_soon(_collect_once, exporter)
+                await stopped.wait()
+                tasks.cancel_scope.cancel()
+    finally:
+        cluster.close()
+    return 0
+
+
+async def _collect_once(exporter: ClusterExporter) -> None:
+    """Collect once and log the result, so that wrong credentials end the command before the first scrape.
+
+    Raises:
+        AuthenticationError: TLS or SASL failed.
+    """
+    try:
+        found = await exporter.collect()
+    except AuthenticationError:
+        raise
+    except BrokerConnectionError:
+        return  # collect() has logged the error, and the brokers may start later.
+    topics = {one.topic for one in found.partitions}
+    _log.info("found %s and %s", counted(len(topics), "topic"), counted(len(found.groups), "group"))

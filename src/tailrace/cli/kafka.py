@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
+from tailrace.context_managers import contextmanager
 from tailrace.errors import ConfigurationError, KafkaServerError
 
-__all__ = ["arguments", "run"]
+if TYPE_CHECKING:
+    from tailrace.cli.screen import Screen
+    from tailrace.embedded.cluster import EmbeddedServer
+
+__all__ = ["arguments", "local_broker", "run"]
 
 _DESCRIPTION = """\
 Run a local Apache Kafka broker until Ctrl-C.
@@ -55,12 +64,8 @@ def run(options: argparse.Namespace) -> int:
         KafkaServerError: the broker did not start, or exited.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
-    import os  # noqa: PLC0415 - not needed by --help
-    import time  # noqa: PLC0415
-
-    from tailrace.cli.local_broker import local_broker  # noqa: PLC0415
-    from tailrace.cli.screen import Screen  # noqa: PLC0415
-    from tailrace.embedded.cluster import EXTERNAL_BROKERS  # noqa: PLC0415
+    from tailrace.cli.screen import Screen
+    from tailrace.embedded.cluster import EXTERNAL_BROKERS
 
     if os.environ.get(EXTERNAL_BROKERS):
         raise ConfigurationError(
@@ -97,3 +102,50 @@ def _topic(text: str) -> tuple[str, int]:
             f"must be NAME or NAME:PARTITIONS with 1 to 1000 partitions, such as orders:6, not {text!r}"
         )
     return name, int(count or 1)
+
+
+@contextmanager
+def local_broker(
+    screen: Screen, *, port: int | None = None, config: Mapping[str, str | float] | None = None
+) -> Iterator[EmbeddedServer]:
+    """Run a local broker for the duration of a ``with`` block; print its download, address and startup time.
+
+    If TAILRACE_TEST_BOOTSTRAP_SERVERS is set, use the brokers that it names, and start none.
+
+    Args:
+        screen: output of the command.
+        port: port to listen on; any free port if None.
+        config: broker configuration that overrides the defaults of embedded brokers.
+
+    Raises:
+        KafkaNotAvailableError: this machine cannot start a broker; the message names the package to install.
+        KafkaServerError: the broker did not start; the message ends with the last lines of the broker's log.
+    """
+    from tailrace.embedded import jars
+    from tailrace.embedded.cluster import EXTERNAL_BROKERS, EmbeddedServer
+
+    if os.environ.get(EXTERNAL_BROKERS):
+        with EmbeddedServer() as server:
+            screen.line("broker", f"{server.bootstrap_servers}, from {EXTERNAL_BROKERS}")
+            yield server
+        return
+    note = "starting"
+    if not jars.is_cached():
+        folder = str(jars.cache_folder()).replace(os.path.expanduser("~"), "~", 1)  # noqa: PTH111 - Path.home() raises if there is no home
+        screen.line("download", f"the broker (first start only): {jars.MEGABYTES} MB from Maven Central to {folder}")
+        note = "listing its files"
+    began = time.monotonic()
+    with screen.progress() as progress:
+        bar = progress.add_task("broker", total=None, note=note)
+
+        def on_progress(done: int, total: int) -> None:
+            note = "starting" if done == total else f"{done} of {total} files"
+            progress.update(bar, completed=done, total=total, note=note)
+
+        server = EmbeddedServer(progress=on_progress, port=port, config=config)
+        server.start()
+    with server:
+        took = time.monotonic() - began
+        version = f"Apache Kafka {server.version} on " if server.nodes else "in a container: "
+        screen.line("broker", f"{version}{server.bootstrap_servers}, ready in {took:.1f} s")
+        yield server

@@ -1,13 +1,30 @@
-"""Arguments and help of ``tailrace offsets``, which ``cli.tools.offsets`` implements."""
+"""``tailrace offsets``: show, reset or delete a group's committed offsets."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
+import time
+from typing import TYPE_CHECKING
 
-from tailrace.cli.tools.connection import CONNECTION_HELP, add_connection_options, add_group
-from tailrace.cli.tools.times import parse_duration, parse_time
-from tailrace.core.cluster_metadata import topic_name_fault
+from tailrace import admin
+from tailrace.cli.options import (
+    CONNECTION_HELP,
+    add_actions,
+    add_connection_options,
+    add_group,
+    group_of,
+    open_cluster,
+    parse_duration,
+    parse_time,
+    with_group_suggestion,
+)
+from tailrace.cli.output import Column, TextOutput, count, counted, write_json
+from tailrace.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tailrace.net.cluster import Cluster
 
 __all__ = ["arguments", "run"]
 
@@ -86,32 +103,21 @@ examples:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the help texts and actions of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
-
-    def add_action(name: str, summary: str, description: str, epilog: str) -> argparse.ArgumentParser:
-        action_parser = actions.add_parser(
-            name,
-            help=summary,
-            usage=f"{parser.prog} {name} [GROUP] [OPTION ...]",
-            description=description,
-            epilog=epilog,
-            formatter_class=parser.formatter_class,
-            allow_abbrev=False,
-        )
-        add_group(action_parser)
-        return action_parser
-
-    add_connection_options(add_action("show", "show committed offsets", _SHOW, _SHOW_EPILOG))
+    add_action = add_actions(parser, usage="[GROUP] [OPTION ...]")
+    show = add_action("show", "show committed offsets", _SHOW, _SHOW_EPILOG)
     reset = add_action("reset", "reset committed offsets", _RESET, _RESET_EPILOG)
+    delete = add_action("delete", "delete committed offsets", _DELETE, _DELETE_EPILOG)
+    for action in (show, reset, delete):
+        add_group(action)
     _add_topics(reset).add_argument(
         "--all-topics", action="store_true", help="all topics that the group has committed offsets of"
     )
     _add_targets(reset)
-    delete = add_action("delete", "delete committed offsets", _DELETE, _DELETE_EPILOG)
     _add_topics(delete)
-    for action_parser, verb in ((reset, "reset"), (delete, "delete")):
-        action_parser.add_argument("--execute", action="store_true", help=f"{verb} the offsets (default: dry run)")
-        add_connection_options(action_parser)
+    reset.add_argument("--execute", action="store_true", help="reset the offsets (default: dry run)")
+    delete.add_argument("--execute", action="store_true", help="delete the offsets (default: dry run)")
+    for action in (show, reset, delete):
+        add_connection_options(action)
 
 
 def _add_topics(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -150,26 +156,10 @@ def _add_targets(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run the command and return its exit code."""
-    if options.action != "show":
-        is_all_topics = getattr(options, "all_topics", False)
-        if is_all_topics and options.topic:
-            options.usage_error("--all-topics and --topic exclude each other - give one of them")
-        if not is_all_topics and not options.topic:
-            options.usage_error(
-                "a topic is required: give --topic" + (" or --all-topics" if options.action == "reset" else "")
-            )
-        whole_topics = [topic for topic, numbers in options.topic if not numbers]
-        options.topic = whole_topics, [(topic, number) for topic, numbers in options.topic for number in numbers]
-    from tailrace.cli.tools.offsets import work  # noqa: PLC0415
-    from tailrace.cli.tools.shutdown import run_to_exit_code  # noqa: PLC0415 - not needed by --help
-
-    return run_to_exit_code(work(options))
-
-
 def _topic(text: str) -> tuple[str, tuple[int, ...]]:
     """Parse ``orders`` or ``orders:0,3`` and return the topic and the partition numbers; empty for all partitions."""
+    from tailrace.core.cluster_metadata import topic_name_fault
+
     found = re.fullmatch(r"([^:]+)(?::([0-9]{1,9}(?:,[0-9]{1,9})*))?", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"must be TOPIC or TOPIC:PARTITIONS, such as orders:0,3, not {text!r}")
@@ -188,3 +178,213 @@ def _shift(text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text) or not int(text):
         raise argparse.ArgumentTypeError(f"must be an integer other than 0, such as -100, not {text!r}")
     return int(text)
+
+
+async def run(options: argparse.Namespace) -> int:
+    """Run the action that ``options`` names and return the exit code."""
+    if options.action != "show":
+        _check_topics(options)
+    async with open_cluster(options) as cluster:
+        group_id = group_of(options, cluster.config)
+        match options.action:
+            case "show":
+                return await _show(cluster, group_id, options)
+            case "reset":
+                return await _reset(cluster, group_id, options)
+            case _:
+                return await _delete(cluster, group_id, options)
+
+
+def _check_topics(options: argparse.Namespace) -> None:
+    """Check ``--topic`` and ``--all-topics``, and split ``options.topic`` into whole topics and partitions."""
+    is_all_topics = getattr(options, "all_topics", False)
+    if is_all_topics and options.topic:
+        options.usage_error("--all-topics and --topic exclude each other - give one of them")
+    if not is_all_topics and not options.topic:
+        options.usage_error(
+            "a topic is required: give --topic" + (" or --all-topics" if options.action == "reset" else "")
+        )
+    whole_topics = [topic for topic, numbers in options.topic if not numbers]
+    options.topic = whole_topics, [(topic, number) for topic, numbers in options.topic for number in numbers]
+
+
+# ---- show --------------------------------------------------------------------------------------------------------
+
+
+async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) -> int:
+    from tailrace.admin.lag import check_is_consumer_group
+
+    group = await with_group_suggestion(
+        cluster, group_id, admin.describe_group(cluster, group_id, timeout_s=options.timeout)
+    )
+    check_is_consumer_group(group)
+    found = list((await admin.committed_offsets(cluster, group_id, timeout_s=options.timeout)).values())
+    if options.json:
+        write_json(_offset_as_json(group_id, one) for one in found)
+        return 0
+    output = TextOutput()
+    # Metadata that confluent-kafka commits ends with the zero byte of a C string.
+    texts = [one.decoded_metadata.problem or one.decoded_metadata.user_text.rstrip("\0") for one in found]
+    is_same_text = len(found) > 1 and len(set(texts)) == 1
+    if found:
+        output.table(
+            [
+                Column("topic"),
+                Column("partition", is_number=True),
+                Column("committed", is_number=True),
+                Column("finished after", is_number=True),
+                *[Column("metadata")] * (not is_same_text),
+            ],
+            [
+                [
+                    one.partition.topic,
+                    str(one.partition.partition),
+                    count(one.offset),
+                    count(one.finished_beyond or None),
+                    *[text or "-"] * (not is_same_text),
+                ]
+                for one, text in zip(found, texts, strict=True)
+            ],
+        )
+    offsets = f"{counted(len(found), 'partition')} of group {group_id}"
+    output.line("offsets", offsets if found else f"group {group_id} has no committed offsets")
+    if is_same_text and texts[0]:
+        output.line("metadata", f"{texts[0]} (the same for all partitions)")
+    if finished := sum(one.finished_beyond for one in found):
+        output.line(
+            "finished", f"{counted(finished, 'record')} after these offsets are finished and will not be handled again"
+        )
+    return 0
+
+
+def _offset_as_json(group_id: str, one: admin.GroupOffset) -> dict[str, object]:
+    metadata = one.decoded_metadata
+    return {
+        "group": group_id,
+        "topic": one.partition.topic,
+        "partition": one.partition.partition,
+        "offset": one.offset,
+        "leader_epoch": one.leader_epoch,
+        "finished_beyond": one.finished_beyond,
+        "text": metadata.user_text,
+        "writer": metadata.writer,
+        "problem": metadata.problem,
+    }
+
+
+# ---- reset -------------------------------------------------------------------------------------------------------
+
+
+async def _reset(cluster: Cluster, group_id: str, options: argparse.Namespace) -> int:
+    from tailrace.records import TopicPartition
+
+    topics, partitions = options.topic
+    plan = await admin.reset_offsets(
+        cluster,
+        group_id,
+        _target(options),
+        topics=None if options.all_topics else topics,
+        partitions=None if options.all_topics else [TopicPartition(*one) for one in partitions],
+        execute=options.execute,
+        timeout_s=options.timeout,
+    )
+    if options.json:
+        write_json(_change_as_json(plan, one) for one in plan.changes)
+    else:
+        _print_plan(TextOutput(), plan)
+    if not plan.members:
+        return 0
+    names = ", ".join(map(str, plan.members[:5])) + (", ..." if len(plan.members) > 5 else "")
+    sys.stderr.write(
+        f"tailrace offsets: group {group_id!r} has {counted(len(plan.members), 'live member')}: {names}"
+        " - stop them before you use --execute\n"
+    )
+    return 1
+
+
+def _target(options: argparse.Namespace) -> admin.ResetTarget:
+    if options.to_earliest:
+        return admin.ToEarliest()
+    if options.to_latest:
+        return admin.ToLatest()
+    if options.to_offset is not None:
+        return admin.ToOffset(options.to_offset)
+    if options.to_datetime is not None:
+        return admin.ToTime(options.to_datetime)
+    if options.by_duration is not None:
+        return admin.ToTime.ago(options.by_duration, now=time.time())
+    return admin.ShiftBy(options.shift_by)
+
+
+def _print_plan(output: TextOutput, plan: admin.ResetPlan) -> None:
+    has_notes = any(one.note for one in plan.changes)
+    columns = [
+        Column("topic"),
+        Column("partition", is_number=True),
+        Column("old", is_number=True),
+        Column("new", is_number=True),
+        Column("change", is_number=True),
+    ]
+    output.table(
+        columns + [Column("note", is_folded=True)] * has_notes,
+        [_row(one) + [one.note] * has_notes for one in plan.changes],
+    )
+    partitions = counted(sum(one.new is not None for one in plan.changes), "partition")
+    if plan.is_new:
+        created = "was created" if plan.is_executed else "does not exist; --execute creates it"
+        output.line("group", f"{plan.group_id} {created}")
+    if plan.is_executed:
+        output.line("reset", f"{partitions} of group {plan.group_id}")
+    else:
+        output.line("dry run", f"nothing changed - add --execute to reset {partitions} of group {plan.group_id}")
+
+
+def _row(one: admin.OffsetChange) -> list[str]:
+    change = "-" if one.old is None or one.new is None else f"{one.new - one.old:+,}" if one.new != one.old else "0"
+    return [one.partition.topic, str(one.partition.partition), count(one.old), count(one.new), change]
+
+
+def _change_as_json(plan: admin.ResetPlan, one: admin.OffsetChange) -> dict[str, object]:
+    return {
+        "group": plan.group_id,
+        "topic": one.partition.topic,
+        "partition": one.partition.partition,
+        "old": one.old,
+        "new": one.new,
+        "note": one.note,
+        "executed": plan.is_executed and one.new is not None,
+    }
+
+
+# ---- delete ------------------------------------------------------------------------------------------------------
+
+
+async def _delete(cluster: Cluster, group_id: str, options: argparse.Namespace) -> int:
+    topics, partitions = options.topic
+    await with_group_suggestion(cluster, group_id, admin.describe_group(cluster, group_id, timeout_s=options.timeout))
+    committed = await admin.committed_offsets(cluster, group_id, timeout_s=options.timeout)
+    chosen = [one for one in committed if one.topic in topics or one in partitions]
+    if not chosen:
+        names = ", ".join(sorted({*topics, *(topic for topic, _ in partitions)}))
+        raise ConfigurationError(
+            f"group {group_id!r} has no committed offsets of {names} - see `tailrace offsets show {group_id}`"
+        )
+    if options.execute:
+        await admin.delete_offsets(cluster, group_id, chosen, timeout_s=options.timeout)
+    if options.json:
+        write_json(
+            {"group": group_id, **one._asdict(), "offset": committed[one].offset, "deleted": bool(options.execute)}
+            for one in chosen
+        )
+        return 0
+    output = TextOutput()
+    output.table(
+        [Column("topic"), Column("partition", is_number=True), Column("committed", is_number=True)],
+        [[one.topic, str(one.partition), count(committed[one].offset)] for one in chosen],
+    )
+    offsets = f"{counted(len(chosen), 'offset')} of group {group_id}"
+    if options.execute:
+        output.line("deleted", offsets)
+    else:
+        output.line("dry run", f"nothing changed - add --execute to delete {offsets}")
+    return 0

@@ -1,4 +1,4 @@
-"""``tailrace run``: run an app until SIGTERM or Ctrl-C."""
+"""``tailrace run``: run an app's handlers until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from tailrace.cli.tools.log_options import add_log_options
+from tailrace.cli.options import add_log_options, app_settings
 from tailrace.errors import ConfigurationError
 from tailrace.installation import install_hint
 
@@ -74,17 +74,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the app until a signal stops it, and return the exit code."""
-    import asyncio  # noqa: PLC0415 - not needed by --help
+    import asyncio
 
-    from tailrace.observe.log_format import configure_logging  # noqa: PLC0415
+    from tailrace.observe.log_format import configure_logging
 
     configure_logging(options.log_level, options.log_format)
     if options.workers is not None or options.reload:
         return _run_workers(options)
-    from tailrace.app.app import load_app  # noqa: PLC0415
+    from tailrace.app.app import load_app
 
     app = load_app(options.app)
-    app.configure(**_settings(options))
+    app.configure(**cast("ConsumerOptions", app_settings(options)))
     asyncio.run(_run_serving(options, app, app.run))
     return 0
 
@@ -96,28 +96,16 @@ async def _run_serving(
     if options.http_port is None:
         await run()
         return
-    from tailrace.integrations.endpoints import serve  # noqa: PLC0415 - not needed by --help
+    from tailrace.integrations.endpoints import serve
 
     async with serve(source, port=options.http_port, host=options.http_host):
         await run()
 
 
-def _settings(options: argparse.Namespace) -> ConsumerOptions:
-    from tailrace.config import parse_option  # noqa: PLC0415
-
-    settings: dict[str, object] = {}
-    for setting in options.set:
-        name, separator, text = setting.partition("=")
-        if not separator:
-            raise ConfigurationError(f"--set must be OPTION=VALUE, not {setting!r}")
-        settings[name] = parse_option(name, text, "--set")
-    return cast("ConsumerOptions", settings)
-
-
 def _run_workers(options: argparse.Namespace) -> int:
-    import asyncio  # noqa: PLC0415
+    import asyncio
 
-    from tailrace.app.processes.worker_pool import WorkerPool, run_reloading  # noqa: PLC0415
+    from tailrace.app.processes.worker_pool import WorkerPool
 
     pool = WorkerPool(
         options.app,
@@ -125,12 +113,14 @@ def _run_workers(options: argparse.Namespace) -> int:
         log_level=options.log_level,
         log_format=options.log_format,
         stop_on_fatal_error=not options.reload,
-        **_settings(options),
+        **cast("ConsumerOptions", app_settings(options)),
     )
     if not options.reload:
         asyncio.run(_run_serving(options, pool, pool.run))
         return 0
     if find_spec("watchfiles") is None:
         raise ConfigurationError(f"--reload needs watchfiles - {install_hint('cli')}")
+    from tailrace.app.processes.worker_pool import run_reloading
+
     asyncio.run(_run_serving(options, pool, lambda: run_reloading(pool, Path.cwd())))
     return 0

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
-__all__ = ["Screen", "count", "megabytes", "per_second"]
+__all__ = ["Screen", "megabytes", "per_second"]
 
 _LABEL_WIDTH = 9
 _DRAW_INTERVAL_S = 0.1
@@ -59,7 +59,7 @@ class Screen:
 
         def render() -> RenderableType:
             for bar, done in counters.items():
-                progress.update(bar, completed=(now := done()), note=f"{count(now)} of {count(total)}")
+                progress.update(bar, completed=(now := done()), note=f"{now:,} of {total:,}")
             return Group(progress, below()) if below is not None else progress
 
         # A task refreshes the bars: Live's own thread would read the counts while the event loop changes them.
@@ -86,11 +86,6 @@ async def _draw(live: Live) -> None:
     while True:
         live.refresh()
         await asyncio.sleep(_DRAW_INTERVAL_S)
-
-
-def count(number: float) -> str:
-    """Format a whole number with separators: ``336,776``."""
-    return f"{number:,.0f}"
 
 
 def per_second(number: float, seconds: float) -> str:

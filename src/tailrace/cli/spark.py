@@ -1,14 +1,31 @@
-"""Arguments and help of ``tailrace spark``, which ``cli.tools.spark`` implements."""
+"""``tailrace spark``: run an app's handlers on Apache Spark."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Literal
+import functools
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, cast
 
-from tailrace.cli.tools.numbers import positive_integer
-from tailrace.cli.tools.times import parse_time
+from tailrace.cli.options import add_actions, app_settings, parse_time, positive_integer, split_settings
+from tailrace.errors import ConfigurationError, TailraceError
+from tailrace.observe.log_format import escaped
+
+if TYPE_CHECKING:
+    from tailrace.app.app import App
+    from tailrace.config import ConsumerOptions
+    from tailrace.spark import SparkPipeline, SparkQuery
 
 __all__ = ["arguments", "run"]
+
+_SIGINT_EXIT_CODE = 130
+_SIGTERM_EXIT_CODE = 143
+_POLL_INTERVAL_S = 1
+_USAGE_ERROR_EXIT_CODE = 2
 
 _DESCRIPTION = """\
 Run an app's handlers on Apache Spark.
@@ -82,9 +99,12 @@ the lag. `tailrace run` continues at the committed offsets.
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the help texts and actions of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
-    run_parser = _add_action(actions, parser, "run", "handle records until SIGTERM", _RUN)
-    run_parser.epilog = _RUN_EPILOG
+    add_action = add_actions(parser)
+    run_parser = add_action("run", "handle records until SIGTERM", _RUN, _RUN_EPILOG)
+    backfill = add_action("backfill", "handle the existing records", _BACKFILL, _BACKFILL_EPILOG)
+    handoff = add_action("handoff", "backfill until the app can take over", _HANDOFF, _HANDOFF_EPILOG)
+    for action in (run_parser, backfill, handoff):
+        _add_common_options(action)
     run_parser.add_argument(
         "--checkpoint",
         required=True,
@@ -97,20 +117,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="interval between the starts of batches, such as '5 seconds', or available_now (default: start each batch"
         " when the previous batch has ended)",
     )
-    backfill = _add_action(actions, parser, "backfill", "handle the existing records", _BACKFILL)
-    backfill.epilog = _BACKFILL_EPILOG
-    _add_since(backfill)
+    for action in (backfill, handoff):
+        action.add_argument(
+            "--since",
+            type=_time_or("earliest"),
+            metavar="TIME",
+            help="where to start partitions without a committed offset: an ISO 8601 time, or earliest (default: the"
+            " app's auto_offset_reset)",
+        )
     backfill.add_argument(
         "--until",
-        type=_TimeOrWord("now"),
+        type=_time_or("now"),
         default="now",
         metavar="TIME",
         help="end before the first record at or after this ISO 8601 time; now: end at the current ends of the"
         " partitions (default: now)",
     )
-    handoff = _add_action(actions, parser, "handoff", "backfill until the app can take over", _HANDOFF)
-    handoff.epilog = _HANDOFF_EPILOG
-    _add_since(handoff)
     handoff.add_argument(
         "--max-lag",
         type=positive_integer,
@@ -120,27 +142,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run the command and return its exit code."""
-    from tailrace.cli.tools.spark import work  # noqa: PLC0415 - not needed by --help
-
-    return work(options)
-
-
-def _add_action(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser],
-    parser: argparse.ArgumentParser,
-    name: str,
-    summary: str,
-    description: str,
-) -> argparse.ArgumentParser:
-    action = actions.add_parser(
-        name,
-        help=summary,
-        description=description,
-        formatter_class=parser.formatter_class,
-        allow_abbrev=False,
-    )
+def _add_common_options(action: argparse.ArgumentParser) -> None:
     action.add_argument("app", metavar="MODULE:APP", help="module and name of the app, such as shop:billing")
     action.add_argument(
         "handler", nargs="?", metavar="HANDLER", help="name of the handler (default: the app's only handler)"
@@ -165,24 +167,144 @@ def _add_action(
         help="maximum number of records in a batch; after a crash, at most one batch is handled again (default:"
         " %(default)s)",
     )
-    return action
 
 
-def _add_since(action: argparse.ArgumentParser) -> None:
-    action.add_argument(
-        "--since",
-        type=_TimeOrWord("earliest"),
-        metavar="TIME",
-        help="where to start partitions without a committed offset: an ISO 8601 time, or earliest (default: the app's"
-        " auto_offset_reset)",
+def _time_or(word: str) -> Callable[[str], int | str]:
+    """Return a parser of an argument: it returns ``word`` itself, and a time as milliseconds since the epoch."""
+    return lambda text: text if text == word else parse_time(text)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the action that ``options`` names and return the exit code, 2 for a wrong argument.
+
+    Raises:
+        TailraceError: the action failed. Errors of Spark are reduced to one line.
+    """
+    from tailrace.spark.session import line_of
+
+    logging.basicConfig(level="WARNING", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        return _run_action(options)
+    except Exception as error:
+        if (line := line_of(error)) is None:
+            raise
+        raise TailraceError(f"Spark: {line} - see Spark's log above and the logs of its executors") from error
+
+
+def _run_action(options: argparse.Namespace) -> int:
+    from tailrace.app.app import load_app
+    from tailrace.spark import SparkPipeline, spark_session
+
+    try:
+        handler, conf = _check_arguments(options)
+    except ConfigurationError as error:
+        print(f"tailrace spark: {escaped(str(error))}", file=sys.stderr)  # noqa: T201 - message of the command
+        return _USAGE_ERROR_EXIT_CODE
+    app = load_app(options.app)
+    with spark_session(app, **conf) as spark:
+        # The pipeline is given MODULE:APP, not the App object, because Spark's workers import the app by name.
+        pipeline = SparkPipeline(options.app, spark, getattr(options, "checkpoint", None))
+        match options.action:
+            case "run":
+                return _run_query(pipeline, handler, options)
+            case "backfill":
+                return _backfill(pipeline, handler, options)
+            case _:
+                return _handoff(pipeline, handler, options)
+
+
+def _check_arguments(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Check the arguments, and return the name of the handler and the Spark properties.
+
+    The arguments are checked before Spark starts, because the start takes half a minute.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
+    """
+    from tailrace.app.app import load_app
+    from tailrace.spark.pipeline import check_run
+
+    app = load_app(options.app)
+    app.configure(**cast("ConsumerOptions", app_settings(options)))
+    handler = options.handler or _only_handler(app, options.app)
+    conf: dict[str, Any] = dict(split_settings(options.conf, "--conf must be NAME=VALUE"))
+    if options.master:
+        conf["master"] = options.master
+    check_run(app, options.app, handler, parallelism=options.parallelism)
+    return handler, conf
+
+
+def _run_query(pipeline: SparkPipeline, handler: str, options: argparse.Namespace) -> int:
+    """Run a streaming query until it ends or a signal stops it, and return the exit code."""
+    from tailrace.signals import handle_signals
+
+    received_signals: list[int] = []
+    with ExitStack() as handlers:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            handlers.enter_context(handle_signals([number], functools.partial(received_signals.append, number)))
+        query: SparkQuery = pipeline.start(
+            handler,
+            trigger=options.trigger,
+            max_records_per_batch=options.max_records_per_batch,
+            parallelism=options.parallelism,
+        )
+        _print(f"{handler} runs on Spark in group {pipeline.group_status(handler).group_id}; press Ctrl-C to stop")
+        while not received_signals and not query.await_termination(_POLL_INTERVAL_S):
+            pass
+        if received_signals:
+            query.stop()
+    counts = query.counted
+    _print(f"{counts.records:,} records handled, {counts.dead_letters:,} dead letters")
+    return _SIGINT_EXIT_CODE if signal.SIGINT in received_signals else _SIGTERM_EXIT_CODE if received_signals else 0
+
+
+def _backfill(pipeline: SparkPipeline, handler: str, options: argparse.Namespace) -> int:
+    report = pipeline.backfill(
+        handler,
+        since=options.since,
+        until=options.until,
+        max_records_per_batch=options.max_records_per_batch,
+        parallelism=options.parallelism,
     )
+    _print(
+        f"{report.records:,} records handled in {report.duration_s:.1f} s and {report.batches} batches,"
+        f" {report.failures:,} failed, {report.dead_letters:,} dead letters"
+    )
+    if report.already_finished:
+        _print(f"{report.already_finished:,} records skipped: they were already finished")
+    if report.lost:
+        _print(f"{report.lost:,} offsets lost: deleted from the log before they were read")
+    _print(f"to continue from here, run: tailrace run {options.app}")
+    return 0
 
 
-class _TimeOrWord:
-    """Parser of an argument: returns ``word`` itself, and an ISO 8601 time as milliseconds since the epoch."""
+def _handoff(pipeline: SparkPipeline, handler: str, options: argparse.Namespace) -> int:
+    status = pipeline.handoff(
+        handler,
+        since=options.since,
+        max_lag=options.max_lag,
+        max_records_per_batch=options.max_records_per_batch,
+        parallelism=options.parallelism,
+    )
+    _print(f"lag of group {status.group_id}: {status.lag:,} records")
+    if status.lag > options.max_lag:
+        _print(
+            f"the lag is above {options.max_lag:,}: records arrive faster than Spark handles them - give Spark more"
+            " cores"
+        )
+        return 1
+    _print(f"the app can take over, run: tailrace run {options.app}")
+    return 0
 
-    def __init__(self, word: Literal["now", "earliest"]) -> None:
-        self._word = word
 
-    def __call__(self, text: str) -> int | str:
-        return text if text == self._word else parse_time(text)
+def _only_handler(app: App, app_name: str) -> str:
+    names = [one.name for one in app.declared]
+    if not names:
+        raise ConfigurationError(f"{app_name} has no handler - declare one with @app.handler(...)")
+    if len(names) > 1:
+        raise ConfigurationError(f"{app_name} has several handlers: give one of {', '.join(names)} as HANDLER")
+    return names[0]
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - output of the command

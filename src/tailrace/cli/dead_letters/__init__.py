@@ -1,18 +1,39 @@
-"""Arguments and help of ``tailrace dead-letters``, which ``commands`` implements."""
+"""``tailrace dead-letters``: arguments, help and selection; ``commands`` lists, shows and replays dead letters."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import re
+import time
+from collections.abc import Collection, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from tailrace.app.topics.names import DEAD
-from tailrace.cli.dead_letters.selection import parse_position, parse_since
-from tailrace.cli.tools.connection import CONNECTION_HELP, add_connection_options
-from tailrace.cli.tools.numbers import positive_integer
+from tailrace.cli.options import (
+    CONNECTION_HELP,
+    add_actions,
+    add_connection_options,
+    parse_duration,
+    parse_time,
+    positive_integer,
+)
 
-__all__ = ["TOPIC_VARIABLE", "arguments", "run"]
+if TYPE_CHECKING:
+    from tailrace.app.failures.dead_letters import DeadLetter
 
-TOPIC_VARIABLE = "TAILRACE_DEAD_LETTER_TOPIC"
+__all__ = [
+    "DeadLetterFilter",
+    "DeadLetterPosition",
+    "arguments",
+    "parse_position",
+    "parse_since",
+    "position_of",
+    "run",
+]
+
+_TOPIC_VARIABLE = "TAILRACE_DEAD_LETTER_TOPIC"
 
 _DESCRIPTION = """\
 List, show or replay dead letters: records that a handler could not handle, even
@@ -118,54 +139,31 @@ exit codes: 0 all records were sent and acknowledged by all in-sync replicas
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the help texts and actions of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
-
-    def add_action(name: str, summary: str, description: str, epilog: str) -> argparse.ArgumentParser:
-        action_parser = actions.add_parser(
-            name,
-            help=summary,
-            usage=f"{parser.prog} {name} [TOPIC] [OPTION ...]",
-            description=description,
-            epilog=epilog,
-            formatter_class=parser.formatter_class,
-            allow_abbrev=False,
-        )
-        action_parser.add_argument(
-            "topic", nargs="?", metavar="TOPIC", help=f"dead-letter topic (default: {TOPIC_VARIABLE})"
-        )
-        add_connection_options(action_parser)
-        action_parser.set_defaults(topic=os.environ.get(TOPIC_VARIABLE))
-        return action_parser
-
-    add_action("list", "count dead letters by handler and error", _LIST, _LIST_EPILOG)
-    _add_selection(add_action("show", "show dead letters in full", _SHOW, _SHOW_EPILOG))
+    add_action = add_actions(parser, usage="[TOPIC] [OPTION ...]")
+    listing = add_action("list", "count dead letters by handler and error", _LIST, _LIST_EPILOG)
+    show = add_action("show", "show dead letters in full", _SHOW, _SHOW_EPILOG)
     replay = add_action("replay", "send dead letters back to their group", _REPLAY, _REPLAY_EPILOG)
+    for action in (listing, show, replay):
+        action.add_argument(
+            "topic",
+            nargs="?",
+            default=os.environ.get(_TOPIC_VARIABLE),
+            metavar="TOPIC",
+            help=f"dead-letter topic (default: {_TOPIC_VARIABLE})",
+        )
+        add_connection_options(action)
+    _add_selection(show)
     _add_selection(replay)
     replay.add_argument(
         "--dead-letter",
-        default=DEAD,
         metavar="TEMPLATE",
-        help=f"value of the app's dead_letter= (default: {DEAD})",
+        help="value of the app's dead_letter= (default: {topic}.{group}.dead)",
     )
     replay.add_argument("--again", action="store_true", help="also send dead letters that were replayed")
     replay.add_argument(
         "--to-origin", metavar="TOPIC", help="send to the original TOPIC, where EVERY group handles them"
     )
     replay.add_argument("--execute", action="store_true", help="send the dead letters (default: dry run)")
-
-
-def run(options: argparse.Namespace) -> int:
-    """Run the command and return its exit code."""
-    filters = [options.offset, options.error_type, options.since] if options.action != "list" else []
-    if options.action == "replay" and not options.all and not any(filters):
-        options.usage_error("a selection is required: give --offset, --since, --error-type or --all")
-    if options.action != "list" and options.all and any(filters):
-        options.usage_error("--all excludes --offset, --since and --error-type")
-    if not options.topic:
-        options.usage_error(f"a topic is required: give TOPIC, such as orders.billing.dead, or set {TOPIC_VARIABLE}")
-    from tailrace.cli.dead_letters.commands import work  # noqa: PLC0415 - not needed by --help
-
-    return work(options)
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
@@ -193,3 +191,85 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--limit", type=positive_integer, metavar="N", help="only the N selected dead letters that failed first"
     )
+
+
+def run(options: argparse.Namespace) -> Coroutine[object, object, int]:
+    """Check the arguments and return the run of the command."""
+    filters = [options.offset, options.error_type, options.since] if options.action != "list" else []
+    if options.action == "replay" and not options.all and not any(filters):
+        options.usage_error("a selection is required: give --offset, --since, --error-type or --all")
+    if options.action != "list" and options.all and any(filters):
+        options.usage_error("--all excludes --offset, --since and --error-type")
+    if not options.topic:
+        options.usage_error(f"a topic is required: give TOPIC, such as orders.billing.dead, or set {_TOPIC_VARIABLE}")
+    from tailrace.cli.dead_letters.commands import Invocation
+
+    return Invocation(options).run()
+
+
+# ---- selection ------------------------------------------------------------------------------------------------------
+
+
+class DeadLetterPosition(NamedTuple):
+    """Partition and offset of a dead letter, written as ``P:O``."""
+
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFilter:
+    """Conditions of the dead letters to select; a condition that is empty or None matches all dead letters."""
+
+    positions: Collection[DeadLetterPosition] = ()
+    since_ms: int | None = None
+    """Earliest time of the failure, in milliseconds since the epoch."""
+    error_types: Collection[str] = ()
+    """Names of error classes, with or without the module."""
+    limit: int | None = None
+    """Maximum number of dead letters; None for all."""
+
+    def matches(self, letter: DeadLetter) -> bool:
+        """Return True if a dead letter matches all conditions, regardless of the limit."""
+        if self.positions and position_of(letter) not in self.positions:
+            return False
+        if self.since_ms is not None and letter.at_ms < self.since_ms:
+            return False
+        if not self.error_types:
+            return True
+        return not {letter.error_type, letter.error_type.rpartition(".")[2]}.isdisjoint(self.error_types)
+
+    def sort_and_limit(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
+        """Return the dead letters in the order of their failures, at most the first ``limit``."""
+        return sorted(letters, key=lambda letter: (letter.at_ms, position_of(letter)))[: self.limit]
+
+
+def position_of(letter: DeadLetter) -> DeadLetterPosition:
+    """Return the partition and offset of a dead letter in its dead-letter topic."""
+    return DeadLetterPosition(letter.record.partition, letter.record.offset)
+
+
+def parse_position(text: str) -> DeadLetterPosition:
+    """Parse partition and offset, such as ``3:17``."""
+    found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,18})", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"must be PARTITION:OFFSET, such as 0:17, not {text!r}")
+    return DeadLetterPosition(int(found[1]), int(found[2]))
+
+
+def parse_since(text: str) -> int:
+    """Parse a time since 1970, or an age such as ``2h``, and return milliseconds since the epoch."""
+    try:
+        since_ms = int((time.time() - parse_duration(text)) * 1000)
+    except argparse.ArgumentTypeError:
+        with contextlib.suppress(argparse.ArgumentTypeError):
+            return parse_time(text)
+        since_ms = -1
+    if since_ms < 0:
+        raise argparse.ArgumentTypeError(
+            f"must be an age, such as 90s, 30m, 2h or 3d, or a time, such as 2026-01-31T09:00 (UTC), not {text!r}"
+        )
+    return since_ms

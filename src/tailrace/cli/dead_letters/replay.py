@@ -1,14 +1,19 @@
-"""Replay of dead letters: planning, sending and marking.
+"""Replay of dead letters: marks in the dead-letter topic, planning and sending.
 
 A dead letter counts as sent when all in-sync replicas have acknowledged the record. Only then it is marked as replayed,
 so a replay that is killed between the two sends a record again the next time, and never loses one. Records are sent in
 the order of the offsets that they had in their original partition, so records of one key keep their order.
+
+A mark is a record of the dead-letter topic. It is in the partition of its dead letter, behind it, so that retention
+deletes the dead letter first, and a recreated topic has neither. Its key is its own, so that compaction keeps it.
+Marks are readable by every operator, and no other topic or permission is needed than those of the dead-letter topic.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import socket
 import time
@@ -16,37 +21,33 @@ import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, NamedTuple
+
+import msgspec
 
 from tailrace.admin.topics import create_topic
-from tailrace.app.failures.dead_letters import DeadLetter, Origin, replay_record
+from tailrace.app.failures.dead_letters import PREFIX, DeadLetter, ForwardedRecord, Origin, replay_record
 from tailrace.app.topics.names import DEAD, REPLAY, topic_name
-from tailrace.cli.dead_letters.marks import (
-    ACTIVE_MS,
-    CLAIM_PARTITION,
-    ReplayMark,
-    ReplayMarks,
-    RunMark,
-    record_id,
-    replay_mark,
-)
-from tailrace.cli.dead_letters.selection import DeadLetterPosition, position_of
+from tailrace.cli.dead_letters import DeadLetterPosition, position_of
 from tailrace.context_managers import asynccontextmanager
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerError, ConfigurationError, PublishError, PublishTooLargeError, broker_error
 from tailrace.net.cluster import Cluster
 from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Published
+from tailrace.records import Record
 
 __all__ = [
     "DeadLetterTopic",
+    "ReplayMark",
+    "ReplayMarks",
     "ReplayPlan",
     "ReplayRecord",
     "ReplayRun",
     "create_topics",
     "plan_replay",
+    "record_id",
     "replay_run",
-    "target_of",
 ]
 
 _CONCURRENT_SENDS = 500
@@ -59,6 +60,150 @@ _CONFLICT = (
     "the same record has another dead letter with another key, value or headers, so not both are genuine - compare them"
     " with `show`, and select one with --offset"
 )
+
+# ---- marks ----------------------------------------------------------------------------------------------------------
+
+_CLAIM_PARTITION: Final = 0
+"""Partition of the marks of runs: its log decides which of two replays was first."""
+
+_HEADER = PREFIX + "replay-mark"
+ACTIVE_MS: Final = 120_000
+"""Milliseconds after its last mark for which a replay without an end counts as running."""
+_SUSPENDED_S: Final = ACTIVE_MS / 2000
+"""Seconds without a mark after which the process was suspended, so that another replay may soon begin."""
+_TRACE_HEADERS = frozenset(
+    {
+        "traceparent",
+        "tracestate",
+        "baggage",
+        "b3",
+        *(f"x-b3-{name}" for name in ("traceid", "spanid", "parentspanid", "sampled", "flags")),
+        "uber-trace-id",
+        "x-amzn-trace-id",
+    }
+)
+"""Lowercase names of headers that an app replaces in a dead letter by the trace of the failed attempt."""
+
+
+def record_id(letter: DeadLetter) -> str:
+    """Return a digest of the group, the origin, and the key, value and own headers of a dead letter's record.
+
+    Trace headers do not count, because each failure of a record has its own.
+    """
+    headers = [one for one in letter.headers if one[0].lower() not in _TRACE_HEADERS]
+    content = (letter.group_id, letter.origin, letter.key, letter.value, headers)
+    return hashlib.sha256(msgspec.msgpack.encode(content)).hexdigest()
+
+
+class ReplayMark(msgspec.Struct, frozen=True, tag="replayed", tag_field="kind"):
+    """Dead letter whose record was sent, and acknowledged by the brokers."""
+
+    run: str
+    """Replay that sent the record."""
+    letter: str
+    """Position of the dead letter."""
+    record: str
+    """``record_id`` of the dead letter."""
+    deaths: int
+    """Number of deaths of the dead letter; dead letters of the same record with fewer deaths count as replayed."""
+    to: str
+    partition: int
+    offset: int
+    at_ms: int
+
+    @property
+    def target(self) -> str:
+        """Topic, partition and offset of the sent record."""
+        return f"{self.to}[{self.partition}]@{self.offset}"
+
+    def as_record(self) -> ForwardedRecord:
+        """Return the record to publish to the partition of the dead letter."""
+        return _as_record(f"{PREFIX}replayed-{self.record}", self)
+
+
+class _RunMark(msgspec.Struct, frozen=True, tag="run", tag_field="kind"):
+    """Start or end of a replay."""
+
+    run: str
+    state: Literal["started", "ended"]
+    client: str
+    """Host and process of the replay."""
+
+    def as_record(self) -> ForwardedRecord:
+        """Return the record to publish to ``_CLAIM_PARTITION``."""
+        return _as_record(f"{PREFIX}replay-{self.run}", self)
+
+
+class _Run(NamedTuple):
+    client: str
+    started_at: int
+    """Offset of its first mark."""
+    ended_at: int | None
+
+
+class ReplayMarks:
+    """Marks that were read from a dead-letter topic."""
+
+    def __init__(self) -> None:
+        self._replayed: dict[str, ReplayMark] = {}
+        self._runs: dict[str, _Run] = {}
+        self._last_ms: dict[str, int] = {}
+
+    def add(self, record: Record) -> bool:
+        """Add the mark that a record contains; return False if it contains none."""
+        if not any(name == _HEADER for name, _ in record.headers):
+            return False
+        try:
+            mark = msgspec.json.decode(record.value or b"", type=ReplayMark | _RunMark)
+        except msgspec.MsgspecError:  # Any client that may write to the topic can write any record.
+            return False
+        self._last_ms[mark.run] = max(self._last_ms.get(mark.run, 0), record.timestamp)
+        if isinstance(mark, ReplayMark):
+            known = self._replayed.get(mark.record)
+            if known is None or mark.deaths >= known.deaths:
+                self._replayed[mark.record] = mark
+        elif record.partition == _CLAIM_PARTITION:
+            started = self._runs.get(mark.run) or _Run(mark.client, record.offset, None)
+            ended_at = record.offset if mark.state == "ended" else None
+            self._runs[mark.run] = started._replace(ended_at=ended_at)
+        return True
+
+    def of(self, letter: DeadLetter) -> ReplayMark | None:
+        """Return the mark of a dead letter that was replayed, itself or by a later dead letter of the same record."""
+        return self.of_record(record_id(letter), letter.deaths)
+
+    def of_record(self, record: str, deaths: int) -> ReplayMark | None:
+        """Return the mark that covers a dead letter with this ``record_id`` and number of deaths."""
+        mark = self._replayed.get(record)
+        return mark if mark is not None and mark.deaths >= deaths else None
+
+    def deaths(self, letter: DeadLetter) -> int:
+        """Return the number of deaths to send with a dead letter, so that a later death exceeds that of every mark."""
+        mark = self._replayed.get(record_id(letter))
+        return letter.deaths if mark is None else max(letter.deaths, mark.deaths)
+
+    def other_run(self, run: str) -> tuple[str, int] | None:
+        """Return the client of a replay that was first and has not ended, and the time when it counts as ended.
+
+        ``run`` is this replay, whose start must have been read. A replay that ended before this start does not count:
+        all its marks were acknowledged, and therefore read. A replay that was killed counts until it has written no
+        mark for two minutes.
+        """
+        own = self._runs[run]
+        for name, other in self._runs.items():
+            is_first = name != run and other.started_at < own.started_at
+            if is_first and (other.ended_at is None or other.ended_at > own.started_at):
+                until_ms = self._last_ms[name] + ACTIVE_MS
+                if until_ms > self._last_ms[run]:
+                    return other.client, until_ms
+        return None
+
+
+def _as_record(key: str, mark: ReplayMark | _RunMark) -> ForwardedRecord:
+    return ForwardedRecord(key.encode(), msgspec.json.encode(mark), ((_HEADER, b"1"),))
+
+
+# ---- plan -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,33 +277,29 @@ class DeadLetterTopic:
             return f"its headers name topic {letter.origin.topic!r}, not the {self.origin!r} of --to-origin"
         return ""
 
-
-def target_of(letter: DeadLetter, *, to_origin: bool) -> str:
-    """Return the topic to which a dead letter is sent; the dead letter must have an origin."""
-    assert letter.origin is not None
-    return letter.origin.topic if to_origin else topic_name(REPLAY, topic=letter.origin.topic, group=letter.group_id)
+    def target(self, origin: Origin, group_id: str) -> str:
+        """Return the topic to which a record of ``origin`` is sent for a group."""
+        return topic_name(REPLAY, topic=origin.topic, group=group_id) if self.origin is None else origin.topic
 
 
-def plan_replay(  # noqa: PLR0913 - what the decision depends on
+def plan_replay(
     letters: Sequence[DeadLetter],
     partitions: Mapping[str, int],
     *,
     dead_topic: DeadLetterTopic,
     marks: ReplayMarks,
     again: bool = False,
-    default_partitions: int,
 ) -> ReplayPlan:
     """Choose the dead letters to send, one for each original record, and the topics to send them to.
 
     Args:
         letters: selected dead letters.
-        partitions: number of partitions of each topic that exists.
+        partitions: number of partitions of each topic that exists. If the original topic no longer does, a new replay
+            topic gets as many as the dead-letter topic.
         dead_topic: topic that the dead letters were read from.
         marks: marks of the dead-letter topic.
         again: True to send dead letters that were replayed, too.
-        default_partitions: number of partitions of a new replay topic whose original topic no longer exists.
     """
-    to_origin = dead_topic.origin is not None
     refused = [(one, why) for one in letters if (why := dead_topic.refusal(one))]
     refused_positions = {position_of(letter) for letter, _ in refused}
     by_origin: defaultdict[object, list[DeadLetter]] = defaultdict(list)
@@ -182,14 +323,14 @@ def plan_replay(  # noqa: PLR0913 - what the decision depends on
         if sent and sent[-1][0] is letter:
             replayed += sent
             continue
-        origin, topic = letter.origin, target_of(letter, to_origin=to_origin)
-        assert origin is not None
+        assert letter.origin is not None
+        origin, topic = letter.origin, dead_topic.target(letter.origin, letter.group_id)
         superseded += earlier
         if topic not in partitions:
-            if to_origin:
+            if dead_topic.origin is not None:
                 refused.append((letter, f"topic {topic} no longer exists - replay without --to-origin"))
                 continue
-            topics_to_create[topic] = partitions.get(origin.topic, default_partitions)
+            topics_to_create[topic] = partitions.get(origin.topic) or partitions[dead_topic.name]
         count = partitions.get(topic) or topics_to_create[topic]
         replays.append(
             ReplayRecord(letter, topic, origin.partition if origin.partition < count else None, marks.deaths(letter))
@@ -205,6 +346,9 @@ def plan_replay(  # noqa: PLR0913 - what the decision depends on
 
 def _recency(letter: DeadLetter) -> tuple[int, int, DeadLetterPosition]:
     return letter.deaths, letter.at_ms, position_of(letter)
+
+
+# ---- sending --------------------------------------------------------------------------------------------------------
 
 
 async def create_topics(cluster: Cluster, topics_to_create: Mapping[str, int]) -> None:
@@ -246,11 +390,11 @@ class ReplayRun:
         Raises:
             PublishError: the mark is not acknowledged.
         """
-        record = RunMark(self.id, state, self._client).as_record()
+        record = _RunMark(self.id, state, self._client).as_record()
         self._last_mark = time.time()
         try:
             await self._producer.publish(
-                self._dead_topic, record.value, key=record.key, headers=record.headers, partition=CLAIM_PARTITION
+                self._dead_topic, record.value, key=record.key, headers=record.headers, partition=_CLAIM_PARTITION
             )
         except PublishError as error:
             raise PublishError(
@@ -321,7 +465,7 @@ class ReplayRun:
             on_acknowledged(one, published)
 
         for at in range(0, len(replays), _CONCURRENT_SENDS):
-            if time.time() - self._last_mark > ACTIVE_MS / 2000:
+            if time.time() - self._last_mark > _SUSPENDED_S:
                 raise PublishError("the process was suspended, so another replay may have begun")
             # The producer keeps the order within a chunk. If a record is rejected, later chunks would break the order.
             chunk = asyncio.gather(*map(publish, replays[at : at + _CONCURRENT_SENDS]), return_exceptions=True)
@@ -338,7 +482,17 @@ class ReplayRun:
                     raise outcome
 
     async def _mark(self, letter: DeadLetter, published: Published) -> None:
-        mark = replay_mark(self.id, letter, published, round(time.time() * 1000)).as_record()
+        topic, partition = published.partition
+        mark = ReplayMark(
+            self.id,
+            str(position_of(letter)),
+            record_id(letter),
+            letter.deaths,
+            topic,
+            partition,
+            published.offset,
+            round(time.time() * 1000),
+        ).as_record()
         try:
             await self._producer.publish(
                 self._dead_topic, mark.value, key=mark.key, headers=mark.headers, partition=letter.record.partition

@@ -1,4 +1,4 @@
-"""Arguments and help of ``tailrace demo``, which ``steps`` implements."""
+"""``tailrace demo``: arguments and help; ``steps`` publishes and reads the flights."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo and return its exit code."""
-    from tailrace.cli.demo.steps import play  # noqa: PLC0415 - not needed by --help
+    from tailrace.cli.demo.steps import play
 
-    return play(options.bootstrap_servers, rate=options.rate, limit=options.limit, on_spark=options.engine == "spark")
+    return play(options)
 
 
 def _positive(kind: type[int | float]) -> Callable[[str], float]:

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from tailrace.cli.demo.counts import ArrivalDelays, HandledFlights, PartitionProof
-from tailrace.cli.demo.handler import app_of, arrived
+from tailrace.cli.demo.flights import ArrivalDelays, HandledFlights, PartitionProof, app_of, arrived
 from tailrace.config import ConsumerOptions
 from tailrace.errors import ConfigurationError
 from tailrace.installation import install_hint
@@ -37,7 +36,7 @@ def check_spark() -> bool:
     """
     if find_spec("pyspark") is None:
         raise ConfigurationError(f"pyspark is not installed - {install_hint('demo,spark')}")
-    import pyspark  # noqa: PLC0415 - an extra
+    import pyspark
 
     return is_connector_cached(pyspark.__version__)
 
