@@ -21,7 +21,8 @@ class Readers:
     def __init__(self) -> None:
         self.done: dict[tuple[int, int], int] = {}
         self.released: Counter[tuple[int, int]] = Counter()
-        self.intake = MergedStream(self._tell)
+        self.intake = MergedStream()
+        self.intake.on_progress = self._tell
 
     def _tell(self, lease: PartitionLease) -> None:
         self.done[lease.key] = lease.finished

@@ -1,13 +1,21 @@
-"""Child process with a socket to its parent.
+"""Child process: both ends of the socket to its parent, and its supervision.
 
 A child ends when its socket closes, so a killed parent leaves no children. Each child has its own session, so Ctrl-C in
 the terminal sends SIGINT to the parent only, which then stops its children.
+
+In the child of a WorkerPool, a thread reads the socket, so that the child ends even if its event loop is blocked. When
+the parent stops the child or ends, the thread reports ``StopMessage``, and later kills the child if the child has not
+ended in time.
+
+A child that has sent a status must continue to send messages. If no message arrives for a few seconds, the child counts
+as failed; after the silence limit, which its status messages contain, it is killed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import pickle
 import random
@@ -53,14 +61,144 @@ __all__ = [
     "ProcessOwner",
     "SupervisedProcess",
     "failure_message",
+    "next_body",
     "pickled",
     "unpickled_error",
 ]
 
-# ---- child's end of the socket to its parent -------------------------------------------------------------------------
+# ---- parent's end: a started child -----------------------------------------------------------------------------------
 
 MARGIN_S = 5.0
 """Seconds that a process may take to end, in addition to ``stop_timeout_ms``."""
+_LIMIT = 1 << 20
+"""Limit in bytes of the buffer for unread messages; asyncio stops reading when the buffer exceeds twice this limit."""
+
+
+class Child:
+    """Parent's handle of a started child process.
+
+    Attributes:
+        pid: process id.
+    """
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.pid = process.pid
+        self._process, self._reader, self._writer = process, reader, writer
+
+    @classmethod
+    async def start(cls, module: str, spec: Mapping[str, object], environ: Mapping[str, str]) -> Self:
+        """Run ``python -m module`` in a new process, and send the process ``spec``.
+
+        Args:
+            module: name of the module, which reads ``spec`` by ``Parent.receive_spec``.
+            spec: settings for the process.
+            environ: environment variables to add to those of this process.
+
+        Raises:
+            ConfigurationError: ``spec`` cannot be pickled, or the operating system is not supported.
+            OSError: the system cannot start a process now.
+        """
+        if os.name != "posix":
+            raise ConfigurationError(
+                "child processes are supported on Linux and macOS only - start `tailrace run` several times instead"
+            )
+        begin = encode(BeginMessage(pickled({**spec, "path": sys.path})))
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as stack:
+            stack.callback(ours.close)
+            process = await asyncio.create_subprocess_exec(
+                # Without -P, a module in the working directory would shadow an installed one of the same name.
+                *(sys.executable, "-P", "-m", module, str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, **environ},
+                start_new_session=True,
+            )
+            try:
+                reader, writer = await asyncio.open_connection(sock=ours, limit=_LIMIT)
+            except BaseException:
+                process.kill()
+                raise
+            stack.pop_all()
+        child = cls(process, reader, writer)
+        writer.write(begin)
+        return child
+
+    def send(self, message: ToChild) -> None:
+        """Send a message; do nothing if the connection is closed."""
+        if not self._writer.is_closing():
+            self._writer.write(encode(message))
+
+    async def next_message(self) -> FromChild | None:
+        """Return the next message of the child; None if the child has ended."""
+        body = await next_body(self._reader)
+        return None if body is None else decode_from_child(body)
+
+    async def wait(self) -> int:
+        """Wait until the child has ended; return its exit code, or the negated number of the signal that killed it."""
+        return await self._process.wait()
+
+    async def wait_or_kill(self, timeout_s: float) -> int:
+        """Wait at most ``timeout_s`` seconds for the end of the child, then kill it; return its exit code."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            return await self._process.wait()
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Kill the process if it still runs, wait until it has ended, and close the socket."""
+        with anyio.CancelScope(shield=True):
+            if self._process.returncode is None:
+                self.kill()
+                await self._process.wait()
+            self._writer.close()
+            with contextlib.suppress(ConnectionError):
+                await self._writer.wait_closed()
+
+
+async def next_body(reader: asyncio.StreamReader) -> bytes | None:
+    """Return the body of the next message; None if the other process has ended."""
+    try:
+        return await reader.readexactly(length_of(await reader.readexactly(HEADER)))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+def pickled(value: object) -> bytes:
+    """Pickle a value for another process.
+
+    Raises:
+        ConfigurationError: ``value`` cannot be pickled.
+    """
+    try:
+        return pickle.dumps(value, protocol=5)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"the options cannot be sent to another process: {error} - pass only values that can be pickled"
+        ) from error
+
+
+def unpickled_error(error: bytes | None, text: str) -> TailraceError:
+    """Return the TailraceError that a child has pickled; if there is none, a new TailraceError with ``text``."""
+    if error is None:
+        return TailraceError(text)
+    try:
+        found = pickle.loads(error)  # noqa: S301 - from our own child, over our own socket
+    except Exception:  # noqa: BLE001 - a class defined by the user may raise anything when unpickled
+        return TailraceError(text)
+    return found if isinstance(found, TailraceError) else TailraceError(text)
+
+
+# ---- child's end: the process that started it ------------------------------------------------------------------------
 
 
 class Parent:
@@ -87,7 +225,7 @@ class Parent:
     async def streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return the socket as streams, in place of ``listen``; for a child whose event loop runs no user code."""
         self._socket.setblocking(False)
-        return await asyncio.open_connection(sock=self._socket, limit=1 << 20)
+        return await asyncio.open_connection(sock=self._socket, limit=_LIMIT)
 
     def listen(self, on_message: Callable[[ToChild], None]) -> None:
         """Call ``on_message`` in a thread for each message; the last is ``StopMessage``, even if the parent has ended.
@@ -156,131 +294,6 @@ def failure_message(error: BaseException) -> FailedMessage:
         return FailedMessage(None, text)
 
 
-# ---- child process with a socket to its parent -----------------------------------------------------------------------
-
-_LIMIT = 1 << 20
-"""Limit in bytes of the buffer for unread messages; asyncio stops reading when the buffer exceeds twice this limit."""
-
-
-class Child:
-    """Parent's handle of a started child process.
-
-    Attributes:
-        pid: process id.
-    """
-
-    def __init__(
-        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self.pid = process.pid
-        self._process, self._reader, self._writer = process, reader, writer
-
-    @classmethod
-    async def start(cls, module: str, spec: Mapping[str, object], environ: Mapping[str, str]) -> Self:
-        """Run ``python -m module`` in a new process, and send the process ``spec``.
-
-        Args:
-            module: name of the module, which reads ``spec`` by ``Parent.receive_spec``.
-            spec: settings for the process.
-            environ: environment variables to add to those of this process.
-
-        Raises:
-            ConfigurationError: ``spec`` cannot be pickled, or the operating system is not supported.
-            OSError: the system cannot start a process now.
-        """
-        if os.name != "posix":
-            raise ConfigurationError(
-                "child processes are supported on Linux and macOS only - start `tailrace run` several times instead"
-            )
-        begin = encode(BeginMessage(pickled({**spec, "path": sys.path})))
-        ours, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as stack:
-            stack.callback(ours.close)
-            process = await asyncio.create_subprocess_exec(
-                # Without -P, a module in the working directory would shadow an installed one of the same name.
-                *(sys.executable, "-P", "-m", module, str(theirs.fileno())),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, **environ},
-                start_new_session=True,
-            )
-            try:
-                reader, writer = await asyncio.open_connection(sock=ours, limit=_LIMIT)
-            except BaseException:
-                process.kill()
-                raise
-            stack.pop_all()
-        child = cls(process, reader, writer)
-        writer.write(begin)
-        return child
-
-    def send(self, message: ToChild) -> None:
-        """Send a message; do nothing if the connection is closed."""
-        if not self._writer.is_closing():
-            self._writer.write(encode(message))
-
-    async def next_message(self) -> FromChild | None:
-        """Return the next message of the child; None if the child has ended."""
-        try:
-            size = length_of(await self._reader.readexactly(HEADER))
-            return decode_from_child(await self._reader.readexactly(size))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
-
-    async def wait(self) -> int:
-        """Wait until the child has ended; return its exit code, or the negated number of the signal that killed it."""
-        return await self._process.wait()
-
-    async def wait_or_kill(self, timeout_s: float) -> int:
-        """Wait at most ``timeout_s`` seconds for the end of the child, then kill it; return its exit code."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._process.wait()
-        except TimeoutError:
-            self.kill()
-            return await self._process.wait()
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
-
-    async def close(self) -> None:
-        """Kill the process if it still runs, wait until it has ended, and close the socket."""
-        with anyio.CancelScope(shield=True):
-            if self._process.returncode is None:
-                self.kill()
-                await self._process.wait()
-            self._writer.close()
-            with contextlib.suppress(ConnectionError):
-                await self._writer.wait_closed()
-
-
-def pickled(value: object) -> bytes:
-    """Pickle a value for another process.
-
-    Raises:
-        ConfigurationError: ``value`` cannot be pickled.
-    """
-    try:
-        return pickle.dumps(value, protocol=5)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ConfigurationError(
-            f"the options cannot be sent to another process: {error} - pass only values that can be pickled"
-        ) from error
-
-
-def unpickled_error(error: bytes | None, text: str) -> TailraceError:
-    """Return the TailraceError that a child has pickled; if there is none, a new TailraceError with ``text``."""
-    if error is None:
-        return TailraceError(text)
-    try:
-        found = pickle.loads(error)  # noqa: S301 - from our own child, over our own socket
-    except Exception:  # noqa: BLE001 - a class defined by the user may raise anything when unpickled
-        return TailraceError(text)
-    return found if isinstance(found, TailraceError) else TailraceError(text)
-
-
 # ---- supervision of one child process, which is restarted when it dies and ended on request --------------------------
 
 _LAST_MESSAGES_S = 1.0
@@ -293,6 +306,8 @@ _SILENT_CHECKS = 3
 
 Checks are counted instead of seconds, because the supervisor's own process may be suspended for a while.
 """
+
+_starts = itertools.count()
 
 _STATUSES: dict[str, Status] = {one: one for one in get_args(Status)}
 
@@ -328,11 +343,11 @@ class ProcessExit:
 class ProcessOwner(Protocol):
     """Owner of supervised processes."""
 
-    def spec(self, worker: int, start: int) -> Mapping[str, object]:
-        """Return the settings to send to a process; ``start`` is unique among all starts of all processes."""
+    def spec(self, worker: int) -> Mapping[str, object]:
+        """Return the settings to send to a process."""
 
     def on_message(self, start: int, message: FromChild) -> None:
-        """Receive a message of a process."""
+        """Receive a message of a process; ``start`` is unique among all starts of all processes."""
 
     def on_exit(self, death: ProcessExit, pause_s: float) -> float | None:
         """Return the pause in seconds before the process is restarted; None to wait for ``renew`` or ``end``.
@@ -358,11 +373,8 @@ class SupervisedProcess:
         deaths: number of exits that were not requested.
     """
 
-    def __init__(
-        self, worker: int, module: str, owner: ProcessOwner, observer: Observer, next_start: Callable[[], int]
-    ) -> None:
+    def __init__(self, worker: int, module: str, owner: ProcessOwner, observer: Observer) -> None:
         self.worker, self._module, self._owner, self._observer = worker, module, owner, observer
-        self._next_start = next_start
         self.child: Child | None = None
         self.start = -1
         self.settled = asyncio.Event()
@@ -461,11 +473,11 @@ class SupervisedProcess:
 
     async def _run_once(self) -> ProcessExit | None:
         """Start the process and wait until it ends; return its exit, or None if the end was requested."""
-        self.start, self._error, self._cause = self._next_start(), None, ""
+        self.start, self._error, self._cause = next(_starts), None, ""
         self._silence_limit_s, self._silent_checks = None, 0
         try:
             child = await Child.start(
-                self._module, self._owner.spec(self.worker, self.start), {"TAILRACE_WORKER": str(self.worker)}
+                self._module, self._owner.spec(self.worker), {"TAILRACE_WORKER": str(self.worker)}
             )
         except OSError as error:
             # The system may be out of memory, processes or file descriptors for a while.

@@ -46,17 +46,15 @@ class PartitionLease(Progress):
 class MergedStream:
     """Merges slices of several processes for one user.
 
-    Args:
-        report: called with a lease when ``finished`` or ``unreleased`` of the lease should be sent to its process.
-
     Attributes:
         polled: current slice and records in flight; the user takes records from ``polled.remaining``.
         queued_records: number of records in the queued slices, without the current slice.
     """
 
-    def __init__(self, report: Callable[[PartitionLease], None]) -> None:
+    def __init__(self) -> None:
         self.polled = PolledRecords()
-        self._send_report = report
+        self.on_progress: Callable[[PartitionLease], None] = lambda _lease: None
+        """Called with a lease when ``finished`` or ``unreleased`` of the lease should be sent to its process."""
         self._leases: dict[LeaseKey, PartitionLease] = {}
         self._queue: deque[tuple[PartitionLease, int, list[Record]]] = deque()
         self.queued_records = 0
@@ -144,7 +142,7 @@ class MergedStream:
     def _report(self, lease: PartitionLease) -> None:
         finished = lease.finished
         if not lease.is_over and (lease.unreleased or finished != lease.reported):
-            self._send_report(lease)
+            self.on_progress(lease)
             lease.reported, lease.unreleased = finished, 0
 
     def close(self) -> None:

@@ -57,412 +57,6 @@ from tailrace.values import robust_repr
 
 __all__ = ["ProcessPoolConsumer", "ReaderPlan", "ReaderPool"]
 
-# ---- reader processes of a ProcessPoolConsumer, and the messages exchanged with them ---------------------------------
-
-_MODULE = "tailrace.app.processes.reader_process"
-_MAX_DEATHS = 5
-"""Number of consecutive deaths of a reader after which the consumer fails."""
-_ASSIGNED = -1
-"""First number of each lease key if the parent assigns the partitions; in a group, it is that of a process start."""
-_PROGRESS_INTERVAL_S = 0.5
-"""Seconds between progress messages to the processes; a process also gets a message at the end of each slice."""
-
-_pools = itertools.count(1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReaderPlan:
-    """Settings of a pool of readers."""
-
-    topics: tuple[str, ...]
-    options: Mapping[str, Any]
-    """Options of the consumers, without hooks."""
-    config: ConsumerConfig
-    """Resolved ``options``."""
-    workers: int
-    """Number of processes, unless ``partitions_per_worker`` is set."""
-    partitions_per_worker: int | None
-    is_assigned: bool
-    """True if the parent assigns the partitions; False if the group does."""
-
-
-class ReaderPool:
-    """Pool of the reader processes of one consumer.
-
-    Args:
-        plan: settings of the pool.
-        stream: merged stream that receives the records.
-        observer: receives events.
-        on_change: called when records have arrived or the pool has failed.
-
-    Attributes:
-        failure: error that ended the pool, or None.
-        processes: supervised processes, one per reader.
-    """
-
-    def __init__(
-        self, plan: ReaderPlan, stream: MergedStream, observer: Observer, on_change: Callable[[], None]
-    ) -> None:
-        self._plan, self._stream, self._observer, self._on_change = plan, stream, observer, on_change
-        self._config = plan.config
-        self._cluster = Cluster(plan.config, observer)
-        self._pool_id = f"{os.getpid()}.{next(_pools)}"
-        self._supervisor: Supervisor | None = None
-        self.failure: TailraceError | None = None
-        self.processes: list[SupervisedProcess] = []
-        self._assignments: list[dict[TopicPartition, int | None]] = []
-        """Partitions that the parent assigned to each worker at the start, with their committed offsets."""
-        self._overrides: dict[int, dict[TopicPartition, int]] = {}
-        """First unfinished offsets of the partitions of a dead process, by worker: the index that restarts keep.
-
-        An offset is removed when the next slice of its partition arrives.
-        """
-        self._routes: dict[LeaseKey, tuple[int, int]] = {}
-        """Process of each lease: the number of the process start, and the number of the lease in that process."""
-        self._keys: dict[TopicPartition, LeaseKey] = {}
-        """Key of the lease of each partition, if the parent assigns the partitions."""
-        self._committed: dict[TopicPartition, int] = {}
-        """Committed offset of each partition, if the parent assigns the partitions."""
-        self._topic_ids: dict[LeaseKey, UUID] = {}
-        """Id of the topic from which the records of each lease were read."""
-        self._read_topic_ids: dict[TopicPartition, UUID] = {}
-        """Id of the topic from which each partition was last read; start offsets for a new process belong to it."""
-        self._recreated: dict[TopicPartition, UUID] = {}
-        """Id of the deleted topic of each recreated partition; offsets of the deleted topic are not committed."""
-        self._commits: dict[int, asyncio.Future[None]] = {}
-        """Futures of the answers to the CommitMessages that were sent, by number."""
-        self._commit_numbers = itertools.count()
-        self._commit_lock = asyncio.Lock()
-
-    # ---- run ---------------------------------------------------------------------------------------------------
-
-    async def run(self, supervisor: Supervisor) -> None:
-        """Start the processes, keep them running until ``supervisor.stopping`` is set, and stop them.
-
-        Raises:
-            TailraceError: the pool failed.
-        """
-        self._supervisor = supervisor
-        try:
-            await self._plan_processes()
-            async with anyio.create_task_group() as tasks:
-                for one in self.processes:
-                    tasks.start_soon(one.run)
-                tasks.start_soon(self._ready_when_settled, supervisor)
-                tasks.start_soon(self._run_progress)
-                await supervisor.stopping.wait()
-                await self._finish_progress()
-                for one in self.processes:
-                    one.end()
-                tasks.cancel_scope.deadline = anyio.current_time() + self.longest_stop_s
-                async with anyio.create_task_group() as ends:
-                    for one in self.processes:
-                        ends.start_soon(one.ended.wait)
-                tasks.cancel_scope.cancel()
-        except Exception as error:  # noqa: BLE001 - any error must end the pool as a failure
-            self._fail(as_tailrace_error(error))
-        finally:
-            self._cluster.close()
-            supervisor.stopping.set()
-            await asyncio.sleep(0)  # The event loop closes the sockets in its next iteration.
-        if self.failure is not None:
-            raise self.failure
-
-    @property
-    def longest_stop_s(self) -> float:
-        """Maximum time in seconds to stop all processes."""
-        return self._config.stop_timeout_ms / 1000 + 2 * MARGIN_S
-
-    def checks(self) -> list[Check]:
-        """Return the health of each process."""
-        return [one.check() for one in self.processes]
-
-    async def _plan_processes(self) -> None:
-        config, plan = self._config, self._plan
-        timeout_s = config.start_timeout_ms / 1000
-        await self._cluster.reach(timeout_s)
-        self._cluster.watch(self, plan.topics)
-        counts = await partitions_of(self._cluster, plan.topics, timeout_s=timeout_s)
-        for name in plan.topics:
-            if not counts.get(name):
-                raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r}")
-        partitions = [TopicPartition(name, number) for name in plan.topics for number in range(counts[name])]
-        self._read_topic_ids = {one: self._cluster.topology.topic_id(one.topic) for one in partitions}
-        workers = workers_for(len(partitions), plan.workers, plan.partitions_per_worker)
-        if plan.is_assigned:
-            await self._assign(partitions, workers)
-        else:
-            self._set_member_options(workers)
-        starts = itertools.count().__next__
-        self.processes = [SupervisedProcess(worker, _MODULE, self, self._observer, starts) for worker in range(workers)]
-        for one in self.processes:
-            one.stop_timeout_s = config.stop_timeout_ms / 1000
-
-    async def _assign(self, partitions: list[TopicPartition], workers: int) -> None:
-        group_id = self._config.group_id
-        if group_id is not None and not self._config.reset_offset_on_start:
-            timeout_s = self._config.default_api_timeout_ms / 1000
-            found = await committed_offsets(self._cluster, group_id, partitions, stable=True, timeout_s=timeout_s)
-            self._committed = {partition: one.offset for partition, one in found.items()}
-        self._assignments = [
-            {one: self._committed.get(one) for one in share} for share in assign_in_turn(partitions, workers)
-        ]
-        self._consumer_overrides = {
-            # The options are set even to their defaults, to override environment variables.
-            "group_id": None,
-            "group_instance_id": None,
-            "group_protocol": "classic",
-            "enable_auto_commit": False,
-            "reset_offset_on_start": False,
-            "auto_offset_reset": self._config.begins_at,
-        }
-
-    def _set_member_options(self, workers: int) -> None:
-        instance_id = self._plan.options.get("group_instance_id", os.environ.get("TAILRACE_GROUP_INSTANCE_ID"))
-        self._consumer_overrides = {"group_instance_id": instance_id_template(instance_id, workers, self._pool_id)}
-        if instance_id is None and self._config.leave_on_stop is None:
-            self._consumer_overrides["leave_on_stop"] = True
-
-    async def _ready_when_settled(self, supervisor: Supervisor) -> None:
-        for one in self.processes:
-            await one.settled.wait()
-        supervisor.ready.set()
-
-    # ---- called by the processes -------------------------------------------------------------------------------
-
-    def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - part of the interface
-        """Return the settings to send to a reader."""
-        window = max(1, self._config.max_queued_records // len(self.processes))
-        # A reader that was ready has reset its offsets already, so its next process must not reset them again.
-        restart_options = {"reset_offset_on_start": False} if self.processes[worker].ready.is_set() else {}
-        return {
-            "topics": self._plan.topics,
-            "options": {**self._plan.options, **self._consumer_overrides, **restart_options},
-            "overrides": self._overrides.get(worker, {}),
-            "topic_ids": self._read_topic_ids,
-            "partitions": self._start_offsets(worker) if self._plan.is_assigned else None,
-            "assigned_at_start": frozenset(self._assigned_at_start()),
-            "round_robin": (worker, len(self.processes)),
-            "window": window,
-        }
-
-    def _assigned_at_start(self) -> set[TopicPartition]:
-        return {partition for assignment in self._assignments for partition in assignment}
-
-    def _start_offsets(self, worker: int) -> dict[TopicPartition, int | None]:
-        """Return the partitions of a worker with their start offsets; None to start at ``auto_offset_reset``.
-
-        The start offset is the offset after the records that have arrived or, if none have, the committed offset.
-        Partitions that were added to a topic later are included once records of them have arrived.
-        """
-        received = {lease.partition: lease.received for lease in self._stream.leases()}
-        added = received.keys() - self._assigned_at_start()
-        added_offsets = {one: received[one] for one in added if one.partition % len(self.processes) == worker}
-        start_offsets = {one: received.get(one, committed) for one, committed in self._assignments[worker].items()}
-        return {**start_offsets, **added_offsets}
-
-    def on_message(self, start: int, message: FromChild) -> None:
-        """Process a message of a reader."""
-        match message:
-            case SliceMessage():
-                self._add_slice(start, message)
-            case ReadyMessage(start_offsets=start_offsets):
-                for topic, number, offset in start_offsets:
-                    partition = TopicPartition(topic, number)
-                    key = self._key(start, 0, partition)
-                    if self._stream.open(key, partition, offset).received > offset:
-                        # The topic was recreated after the previous process had ended.
-                        self._forget(key)
-                        self._stream.open(key, partition, offset)
-            case HaltRequest(lease=number):
-                if (lease := self._stream.halt(self._current_key(start, number))) is not None:
-                    self._send(start, HaltResponse(number, lease.next_offset))
-            case LeaseEndedMessage(lease=number):
-                self._forget(self._current_key(start, number))
-            case CommittedMessage(number=number, error=error):
-                if (waiting := self._commits.pop(number, None)) is not None and not waiting.done():
-                    waiting.set_result(None) if error is None else waiting.set_exception(unpickled_error(error, ""))
-            case _:
-                pass
-
-    def _forget(self, key: LeaseKey) -> None:
-        if (lease := self._stream.end(key)) is not None:
-            # If the topic was recreated, the same offset must be committed again.
-            self._committed.pop(lease.partition, None)
-        self._routes.pop(key, None)
-        self._topic_ids.pop(key, None)
-
-    def _add_slice(self, start: int, message: SliceMessage) -> None:
-        partition = TopicPartition(message.topic, message.partition)
-        key = self._key(start, message.lease, partition)
-        self._routes[key] = start, message.lease
-        if message.topic_id is not None:
-            self._topic_ids[key] = self._read_topic_ids[partition] = message.topic_id
-        for offsets in self._overrides.values():
-            offsets.pop(partition, None)
-        self._stream.put(key, partition, message.end_offset, records_of(message))
-        self._on_change()
-
-    def on_exit(self, death: ProcessExit, pause_s: float) -> float | None:
-        """Return the pause before a dead reader is restarted; otherwise fail the pool and return None."""
-        for waiting in self._commits.values():
-            if not waiting.done():
-                waiting.set_exception(CommitFailedError(f"reader {death.worker} died: {death}"))
-        self._commits.clear()
-        if (failure := self._failure_of(death)) is not None:
-            self._fail(failure)
-            return None
-        if not self._plan.is_assigned:
-            self._drop_leases(death)
-        return pause_s
-
-    def _drop_leases(self, death: ProcessExit) -> None:
-        """End the leases of a dead process, whose successor reads from their first unfinished offsets."""
-        unfinished: dict[TopicPartition, int] = {}
-        for key in [key for key, (start, _) in self._routes.items() if start == death.start]:
-            del self._routes[key]
-            if (lease := self._stream.end(key)) is not None:
-                unfinished[lease.partition] = lease.finished
-        self._overrides.setdefault(death.worker, {}).update(unfinished)
-
-    # ---- called by the consumer --------------------------------------------------------------------------------
-
-    def send_progress(self, lease: PartitionLease) -> None:
-        """Report to the process of a lease the first unfinished offset, and how many records have left the queue."""
-        if (route := self._routes.get(lease.key)) is not None:
-            start, number = route
-            self._send(start, ProgressMessage(number, lease.finished, lease.unreleased))
-
-    async def commit(self, timeout_s: float) -> None:
-        """Commit the offsets of the finished records, within ``timeout_s`` seconds.
-
-        Raises:
-            CommitFailedError: not all offsets were committed.
-            BrokerError: a broker refuses the commit.
-            BrokerConnectionError: no broker answers in time.
-        """
-        async with self._commit_lock:
-            if self._plan.is_assigned:
-                await self._commit_assigned(timeout_s)
-                return
-            self._stream.report_all()
-            loop = asyncio.get_running_loop()
-            answers: list[asyncio.Future[None]] = []
-            for one in self.processes:
-                if one.child is not None:
-                    number = next(self._commit_numbers)
-                    answers.append(loop.create_future())
-                    self._commits[number] = answers[-1]
-                    one.child.send(CommitMessage(number))
-            not_running = [one.worker for one in self.processes if one.child is None]
-            _, unanswered = await asyncio.wait(answers, timeout=timeout_s) if answers else ((), ())
-            if unanswered:
-                raise CommitFailedError(f"not all readers have committed within {timeout_s:.1f} s - commit again")
-            for error in filter(None, (answer.exception() for answer in answers)):
-                raise error
-            if not_running:
-                raise CommitFailedError(f"reader {not_running[0]} is not running - commit again after its restart")
-
-    async def _commit_assigned(self, timeout_s: float) -> None:
-        group_id = self._config.group_id
-        new = {}
-        for lease in self._stream.leases():
-            topic_id = self._topic_ids.get(lease.key, NO_TOPIC_ID)
-            is_recreated = topic_id == self._recreated.get(lease.partition)
-            if not is_recreated and self._committed.get(lease.partition) != lease.finished:
-                new[lease.partition] = CommitOffset(*lease.partition, lease.finished, topic_id=topic_id)
-        if group_id is None or not new:
-            return
-        what = f"committing for group {group_id!r}"
-        try:
-            codes = await commit_offsets(self._cluster, group_id, new.values(), timeout_s=timeout_s, what=what)
-        except TopicRecreatedError as error:
-            for partition in error.partitions:
-                self._recreated[partition] = new[partition].topic_id
-                self._committed.pop(partition, None)
-                self._observer.emit(TopicRecreated(partition, new[partition].offset))
-            raise
-        for partition, code in codes.items():
-            offset = new[partition].offset
-            if code == ErrorCode.UNKNOWN_MEMBER_ID:
-                raise CommitFailedError(
-                    f"{what}: the group has members, and only its members may commit - stop them, or use layout='group'"
-                )
-            if code:
-                raise broker_error(code, f"{what}: {partition}")
-            self._committed[partition] = offset
-
-    # ---- inside ------------------------------------------------------------------------------------------------
-
-    def _failure_of(self, death: ProcessExit) -> TailraceError | None:
-        """Return the error that ends the pool after the death of a reader; None if the reader is restarted."""
-        assert self._supervisor is not None
-        if self._supervisor.ready.is_set() and (is_outage(death.error) or death.cause):
-            # Like a consumer, the pool waits until brokers are reachable and system resources are available again.
-            return None
-        deaths = self.processes[death.worker].restarts.deaths(asyncio.get_running_loop().time())
-        if death.error is None and (death.cause or deaths >= _MAX_DEATHS):
-            often = f" has died {deaths} times in a row, the last time" if deaths >= _MAX_DEATHS else ""
-            return TailraceError(f"reader {death.worker}{often}: {death}")
-        return death.error
-
-    async def _run_progress(self) -> None:
-        """Send progress to the processes at intervals; with ``layout="assigned"``, also commit automatically."""
-        loop = asyncio.get_running_loop()
-        interval_ms, every = self._config.auto_commit_interval_ms, self._config.auto_commit_every_records
-        interval_s = float("inf") if interval_ms is None else interval_ms / 1000
-        commit_at = loop.time() + interval_s
-        commits = self._plan.is_assigned and self._config.commits_automatically
-        while True:
-            await asyncio.sleep(min(_PROGRESS_INTERVAL_S, interval_s / 2))
-            self._stream.report_all()
-            new = sum(one.finished - self._committed.get(one.partition, 0) for one in self._stream.leases())
-            if commits and (loop.time() >= commit_at or (every is not None and new >= every)):
-                commit_at = loop.time() + interval_s
-                await self._commit_or_fail(self._config.request_timeout_ms / 1000)
-
-    async def _finish_progress(self) -> None:
-        """Send the last progress; with ``layout="assigned"``, also commit automatically."""
-        self._stream.report_all()
-        if self._plan.is_assigned and self._config.commits_automatically:
-            await self._commit_or_fail(self._config.stop_timeout_ms / 2 / 1000)
-
-    async def _commit_or_fail(self, timeout_s: float) -> None:
-        try:
-            await self.commit(timeout_s)
-        except TailraceError as error:
-            will_retry = is_outage(error)
-            self._observer.emit(CommitFailed(self._config.group_id or "", str(error), will_retry, error))
-            if not will_retry and not isinstance(error, TopicRecreatedError):
-                self._fail(error)
-
-    def _fail(self, error: TailraceError) -> None:
-        self.failure = self.failure or error
-        if self._supervisor is not None:
-            self._supervisor.stopping.set()
-        self._on_change()
-
-    def _send(self, start: int, message: ProgressMessage | HaltResponse) -> None:
-        for one in self.processes:
-            if one.start == start and one.child is not None:
-                one.child.send(message)
-
-    def _key(self, start: int, number: int, partition: TopicPartition) -> LeaseKey:
-        """Return the key of a lease.
-
-        In a group, the leases of a restarted process get new keys. With ``layout="assigned"``, a partition keeps its
-        key when its process is restarted.
-        """
-        if not self._plan.is_assigned:
-            return start, number
-        return self._keys.setdefault(partition, (_ASSIGNED, len(self._keys)))
-
-    def _current_key(self, start: int, number: int) -> LeaseKey:
-        return next((key for key, route in self._routes.items() if route == (start, number)), (start, number))
-
-
-# ---- processPoolConsumer: consumer that reads with several processes -------------------------------------------------
-
 _UNSUPPORTED_CALLBACKS = ("post_rebalance_callback", "rebalance_listener")
 """Options that are not supported, because their callbacks would be called in another process."""
 
@@ -521,7 +115,7 @@ class ProcessPoolConsumer:
             partitions_per_worker=partitions_per_worker,
             is_assigned=layout == "assigned" or config.group_id is None,
         )
-        self._stream = MergedStream(self._send_progress)
+        self._stream = MergedStream()
         self._readers: ReaderPool | None = None
         self._supervisor: Supervisor | None = None
         self._wakeup: AutoResetEvent | None = None
@@ -691,7 +285,7 @@ class ProcessPoolConsumer:
             return Health.of([Check("readers", "stopping", "no more records are read")])
         if readers is None or not readers.processes:
             return Health.of([Check("readers", "starting")])
-        return Health.of(readers.checks())
+        return Health.of(one.check() for one in readers.processes)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -733,10 +327,6 @@ class ProcessPoolConsumer:
             self._is_waiting = False
         _ = self._started
 
-    def _send_progress(self, lease: PartitionLease) -> None:
-        if self._readers is not None:
-            self._readers.send_progress(lease)
-
 
 def _check_supported(options: dict[str, Any], *, ack: str) -> None:
     for name in _UNSUPPORTED_CALLBACKS:
@@ -752,3 +342,403 @@ def _check_supported(options: dict[str, Any], *, ack: str) -> None:
             )
     if ack == "manual":
         raise ConfigurationError("ack='manual' is not supported with several processes - use Consumer, or App")
+
+
+# ---- reader processes of a ProcessPoolConsumer, and the messages exchanged with them ---------------------------------
+
+_MODULE = "tailrace.app.processes.reader_process"
+_MAX_DEATHS = 5
+"""Number of consecutive deaths of a reader after which the consumer fails."""
+_ASSIGNED = -1
+"""First number of each lease key if the parent assigns the partitions; in a group, it is that of a process start."""
+_PROGRESS_INTERVAL_S = 0.5
+"""Seconds between progress messages to the processes; a process also gets a message at the end of each slice."""
+
+_pools = itertools.count(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderPlan:
+    """Settings of a pool of readers."""
+
+    topics: tuple[str, ...]
+    options: Mapping[str, Any]
+    """Options of the consumers, without hooks."""
+    config: ConsumerConfig
+    """Resolved ``options``."""
+    workers: int
+    """Number of processes, unless ``partitions_per_worker`` is set."""
+    partitions_per_worker: int | None
+    is_assigned: bool
+    """True if the parent assigns the partitions; False if the group does."""
+
+
+class ReaderPool:
+    """Pool of the reader processes of one consumer.
+
+    Args:
+        plan: settings of the pool.
+        stream: merged stream that receives the records.
+        observer: receives events.
+        on_change: called when records have arrived or the pool has failed.
+
+    Attributes:
+        failure: error that ended the pool, or None.
+        processes: supervised processes, one per reader.
+    """
+
+    def __init__(
+        self, plan: ReaderPlan, stream: MergedStream, observer: Observer, on_change: Callable[[], None]
+    ) -> None:
+        self._plan, self._stream, self._observer, self._on_change = plan, stream, observer, on_change
+        self._config = plan.config
+        self._cluster = Cluster(plan.config, observer)
+        self._pool_id = f"{os.getpid()}.{next(_pools)}"
+        self._supervisor: Supervisor | None = None
+        stream.on_progress = self._send_progress
+        self.failure: TailraceError | None = None
+        self.processes: list[SupervisedProcess] = []
+        self._assignments: list[dict[TopicPartition, int | None]] = []
+        """Partitions that the parent assigned to each worker at the start, with their committed offsets."""
+        self._overrides: dict[int, dict[TopicPartition, int]] = {}
+        """First unfinished offsets of the partitions of a dead process, by worker: the index that restarts keep.
+
+        An offset is removed when the next slice of its partition arrives.
+        """
+        self._routes: dict[LeaseKey, tuple[int, int]] = {}
+        """Process of each lease: the number of the process start, and the number of the lease in that process."""
+        self._keys: dict[TopicPartition, LeaseKey] = {}
+        """Key of the lease of each partition, if the parent assigns the partitions."""
+        self._committed: dict[TopicPartition, int] = {}
+        """Committed offset of each partition, if the parent assigns the partitions."""
+        self._topic_ids: dict[LeaseKey, UUID] = {}
+        """Id of the topic from which the records of each lease were read."""
+        self._read_topic_ids: dict[TopicPartition, UUID] = {}
+        """Id of the topic from which each partition was last read; start offsets for a new process belong to it."""
+        self._recreated: dict[TopicPartition, UUID] = {}
+        """Id of the deleted topic of each recreated partition; offsets of the deleted topic are not committed."""
+        self._commits: dict[int, asyncio.Future[None]] = {}
+        """Futures of the answers to the CommitMessages that were sent, by number."""
+        self._commit_numbers = itertools.count()
+        self._commit_lock = asyncio.Lock()
+
+    # ---- run ---------------------------------------------------------------------------------------------------
+
+    async def run(self, supervisor: Supervisor) -> None:
+        """Start the processes, keep them running until ``supervisor.stopping`` is set, and stop them.
+
+        Raises:
+            TailraceError: the pool failed.
+        """
+        self._supervisor = supervisor
+        try:
+            await self._plan_processes()
+            async with anyio.create_task_group() as tasks:
+                for one in self.processes:
+                    tasks.start_soon(one.run)
+                tasks.start_soon(self._ready_when_settled, supervisor)
+                tasks.start_soon(self._run_progress)
+                await supervisor.stopping.wait()
+                await self._finish_progress()
+                for one in self.processes:
+                    one.end()
+                tasks.cancel_scope.deadline = anyio.current_time() + self.longest_stop_s
+                async with anyio.create_task_group() as ends:
+                    for one in self.processes:
+                        ends.start_soon(one.ended.wait)
+                tasks.cancel_scope.cancel()
+        except Exception as error:  # noqa: BLE001 - any error must end the pool as a failure
+            self._fail(as_tailrace_error(error))
+        finally:
+            self._cluster.close()
+            supervisor.stopping.set()
+            await asyncio.sleep(0)  # The event loop closes the sockets in its next iteration.
+        if self.failure is not None:
+            raise self.failure
+
+    @property
+    def longest_stop_s(self) -> float:
+        """Maximum time in seconds to stop all processes."""
+        return self._config.stop_timeout_ms / 1000 + 2 * MARGIN_S
+
+    async def _plan_processes(self) -> None:
+        config, plan = self._config, self._plan
+        timeout_s = config.start_timeout_ms / 1000
+        await self._cluster.reach(timeout_s)
+        self._cluster.watch(self, plan.topics)
+        counts = await partitions_of(self._cluster, plan.topics, timeout_s=timeout_s)
+        for name in plan.topics:
+            if not counts.get(name):
+                raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r}")
+        partitions = [TopicPartition(name, number) for name in plan.topics for number in range(counts[name])]
+        self._read_topic_ids = {one: self._cluster.topology.topic_id(one.topic) for one in partitions}
+        workers = workers_for(len(partitions), plan.workers, plan.partitions_per_worker)
+        if plan.is_assigned:
+            await self._assign(partitions, workers)
+        else:
+            self._set_member_options(workers)
+        self.processes = [SupervisedProcess(worker, _MODULE, self, self._observer) for worker in range(workers)]
+        for one in self.processes:
+            one.stop_timeout_s = config.stop_timeout_ms / 1000
+
+    async def _assign(self, partitions: list[TopicPartition], workers: int) -> None:
+        group_id = self._config.group_id
+        if group_id is not None and not self._config.reset_offset_on_start:
+            timeout_s = self._config.default_api_timeout_ms / 1000
+            found = await committed_offsets(self._cluster, group_id, partitions, stable=True, timeout_s=timeout_s)
+            self._committed = {partition: one.offset for partition, one in found.items()}
+        self._assignments = [
+            {one: self._committed.get(one) for one in share} for share in assign_in_turn(partitions, workers)
+        ]
+        self._consumer_overrides = {
+            # The options are set even to their defaults, to override environment variables.
+            "group_id": None,
+            "group_instance_id": None,
+            "group_protocol": "classic",
+            "enable_auto_commit": False,
+            "reset_offset_on_start": False,
+            "auto_offset_reset": self._config.begins_at,
+        }
+
+    def _set_member_options(self, workers: int) -> None:
+        instance_id = self._plan.options.get("group_instance_id", os.environ.get("TAILRACE_GROUP_INSTANCE_ID"))
+        self._consumer_overrides = {"group_instance_id": instance_id_template(instance_id, workers, self._pool_id)}
+        if instance_id is None and self._config.leave_on_stop is None:
+            self._consumer_overrides["leave_on_stop"] = True
+
+    async def _ready_when_settled(self, supervisor: Supervisor) -> None:
+        for one in self.processes:
+            await one.settled.wait()
+        supervisor.ready.set()
+
+    # ---- called by the processes -------------------------------------------------------------------------------
+
+    def spec(self, worker: int) -> Mapping[str, object]:
+        """Return the settings to send to a reader."""
+        window = max(1, self._config.max_queued_records // len(self.processes))
+        # A reader that was ready has reset its offsets already, so its next process must not reset them again.
+        restart_options = {"reset_offset_on_start": False} if self.processes[worker].ready.is_set() else {}
+        return {
+            "topics": self._plan.topics,
+            "options": {**self._plan.options, **self._consumer_overrides, **restart_options},
+            "overrides": self._overrides.get(worker, {}),
+            "topic_ids": self._read_topic_ids,
+            "partitions": self._start_offsets(worker) if self._plan.is_assigned else None,
+            "assigned_at_start": frozenset(self._assigned_at_start()),
+            "round_robin": (worker, len(self.processes)),
+            "window": window,
+        }
+
+    def _assigned_at_start(self) -> set[TopicPartition]:
+        return {partition for assignment in self._assignments for partition in assignment}
+
+    def _start_offsets(self, worker: int) -> dict[TopicPartition, int | None]:
+        """Return the partitions of a worker with their start offsets; None to start at ``auto_offset_reset``.
+
+        The start offset is the offset after the records that have arrived or, if none have, the committed offset.
+        Partitions that were added to a topic later are included once records of them have arrived.
+        """
+        received = {lease.partition: lease.received for lease in self._stream.leases()}
+        added = received.keys() - self._assigned_at_start()
+        added_offsets = {one: received[one] for one in added if one.partition % len(self.processes) == worker}
+        start_offsets = {one: received.get(one, committed) for one, committed in self._assignments[worker].items()}
+        return {**start_offsets, **added_offsets}
+
+    def on_message(self, start: int, message: FromChild) -> None:
+        """Process a message of a reader."""
+        match message:
+            case SliceMessage():
+                self._add_slice(start, message)
+            case ReadyMessage(start_offsets=start_offsets):
+                for topic, number, offset in start_offsets:
+                    partition = TopicPartition(topic, number)
+                    key = self._key(start, 0, partition)
+                    if self._stream.open(key, partition, offset).received > offset:
+                        # The topic was recreated after the previous process had ended.
+                        self._forget(key)
+                        self._stream.open(key, partition, offset)
+            case HaltRequest(lease=number):
+                if (lease := self._stream.halt(self._current_key(start, number))) is not None:
+                    self._send(start, HaltResponse(number, lease.next_offset))
+            case LeaseEndedMessage(lease=number):
+                self._forget(self._current_key(start, number))
+            case CommittedMessage(number=number, error=error):
+                if (waiting := self._commits.pop(number, None)) is not None and not waiting.done():
+                    waiting.set_result(None) if error is None else waiting.set_exception(unpickled_error(error, ""))
+            case _:
+                pass
+
+    def _forget(self, key: LeaseKey) -> None:
+        if (lease := self._stream.end(key)) is not None:
+            # If the topic was recreated, the same offset must be committed again.
+            self._committed.pop(lease.partition, None)
+        self._routes.pop(key, None)
+        self._topic_ids.pop(key, None)
+
+    def _add_slice(self, start: int, message: SliceMessage) -> None:
+        partition = TopicPartition(message.topic, message.partition)
+        key = self._key(start, message.lease, partition)
+        self._routes[key] = start, message.lease
+        if message.topic_id is not None:
+            self._topic_ids[key] = self._read_topic_ids[partition] = message.topic_id
+        for offsets in self._overrides.values():
+            offsets.pop(partition, None)
+        self._stream.put(key, partition, message.end_offset, records_of(message))
+        self._on_change()
+
+    def on_exit(self, death: ProcessExit, pause_s: float) -> float | None:
+        """Return the pause before a dead reader is restarted; otherwise fail the pool and return None."""
+        for waiting in self._commits.values():
+            if not waiting.done():
+                waiting.set_exception(CommitFailedError(f"reader {death.worker} died: {death}"))
+        self._commits.clear()
+        if (failure := self._failure_of(death)) is not None:
+            self._fail(failure)
+            return None
+        if not self._plan.is_assigned:
+            self._drop_leases(death)
+        return pause_s
+
+    def _drop_leases(self, death: ProcessExit) -> None:
+        """End the leases of a dead process, whose successor reads from their first unfinished offsets."""
+        unfinished: dict[TopicPartition, int] = {}
+        for key in [key for key, (start, _) in self._routes.items() if start == death.start]:
+            del self._routes[key]
+            if (lease := self._stream.end(key)) is not None:
+                unfinished[lease.partition] = lease.finished
+        self._overrides.setdefault(death.worker, {}).update(unfinished)
+
+    # ---- called by the consumer --------------------------------------------------------------------------------
+
+    def _send_progress(self, lease: PartitionLease) -> None:
+        """Report to the process of a lease the first unfinished offset, and how many records have left the queue."""
+        if (route := self._routes.get(lease.key)) is not None:
+            start, number = route
+            self._send(start, ProgressMessage(number, lease.finished, lease.unreleased))
+
+    async def commit(self, timeout_s: float) -> None:
+        """Commit the offsets of the finished records, within ``timeout_s`` seconds.
+
+        Raises:
+            CommitFailedError: not all offsets were committed.
+            BrokerError: a broker refuses the commit.
+            BrokerConnectionError: no broker answers in time.
+        """
+        async with self._commit_lock:
+            if self._plan.is_assigned:
+                await self._commit_assigned(timeout_s)
+                return
+            self._stream.report_all()
+            loop = asyncio.get_running_loop()
+            answers: list[asyncio.Future[None]] = []
+            for one in self.processes:
+                if one.child is not None:
+                    number = next(self._commit_numbers)
+                    answers.append(loop.create_future())
+                    self._commits[number] = answers[-1]
+                    one.child.send(CommitMessage(number))
+            not_running = [one.worker for one in self.processes if one.child is None]
+            _, unanswered = await asyncio.wait(answers, timeout=timeout_s) if answers else ((), ())
+            if unanswered:
+                raise CommitFailedError(f"not all readers have committed within {timeout_s:.1f} s - commit again")
+            for error in filter(None, (answer.exception() for answer in answers)):
+                raise error
+            if not_running:
+                raise CommitFailedError(f"reader {not_running[0]} is not running - commit again after its restart")
+
+    async def _commit_assigned(self, timeout_s: float) -> None:
+        group_id = self._config.group_id
+        new = {}
+        for lease in self._stream.leases():
+            topic_id = self._topic_ids.get(lease.key, NO_TOPIC_ID)
+            is_recreated = topic_id == self._recreated.get(lease.partition)
+            if not is_recreated and self._committed.get(lease.partition) != lease.finished:
+                new[lease.partition] = CommitOffset(*lease.partition, lease.finished, topic_id=topic_id)
+        if group_id is None or not new:
+            return
+        what = f"committing for group {group_id!r}"
+        try:
+            codes = await commit_offsets(self._cluster, group_id, new.values(), timeout_s=timeout_s, what=what)
+        except TopicRecreatedError as error:
+            for partition in error.partitions:
+                self._recreated[partition] = new[partition].topic_id
+                self._committed.pop(partition, None)
+                self._observer.emit(TopicRecreated(partition, new[partition].offset))
+            raise
+        for partition, code in codes.items():
+            offset = new[partition].offset
+            if code == ErrorCode.UNKNOWN_MEMBER_ID:
+                raise CommitFailedError(
+                    f"{what}: the group has members, and only its members may commit - stop them, or use layout='group'"
+                )
+            if code:
+                raise broker_error(code, f"{what}: {partition}")
+            self._committed[partition] = offset
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _failure_of(self, death: ProcessExit) -> TailraceError | None:
+        """Return the error that ends the pool after the death of a reader; None if the reader is restarted."""
+        assert self._supervisor is not None
+        if self._supervisor.ready.is_set() and (is_outage(death.error) or death.cause):
+            # Like a consumer, the pool waits until brokers are reachable and system resources are available again.
+            return None
+        deaths = self.processes[death.worker].restarts.deaths(asyncio.get_running_loop().time())
+        if death.error is None and (death.cause or deaths >= _MAX_DEATHS):
+            often = f" has died {deaths} times in a row, the last time" if deaths >= _MAX_DEATHS else ""
+            return TailraceError(f"reader {death.worker}{often}: {death}")
+        return death.error
+
+    async def _run_progress(self) -> None:
+        """Send progress to the processes at intervals; with ``layout="assigned"``, also commit automatically."""
+        loop = asyncio.get_running_loop()
+        interval_ms, every = self._config.auto_commit_interval_ms, self._config.auto_commit_every_records
+        interval_s = float("inf") if interval_ms is None else interval_ms / 1000
+        commit_at = loop.time() + interval_s
+        commits = self._plan.is_assigned and self._config.commits_automatically
+        while True:
+            await asyncio.sleep(min(_PROGRESS_INTERVAL_S, interval_s / 2))
+            self._stream.report_all()
+            new = sum(one.finished - self._committed.get(one.partition, 0) for one in self._stream.leases())
+            if commits and (loop.time() >= commit_at or (every is not None and new >= every)):
+                commit_at = loop.time() + interval_s
+                await self._commit_or_fail(self._config.request_timeout_ms / 1000)
+
+    async def _finish_progress(self) -> None:
+        """Send the last progress; with ``layout="assigned"``, also commit automatically."""
+        self._stream.report_all()
+        if self._plan.is_assigned and self._config.commits_automatically:
+            await self._commit_or_fail(self._config.stop_timeout_ms / 2 / 1000)
+
+    async def _commit_or_fail(self, timeout_s: float) -> None:
+        try:
+            await self.commit(timeout_s)
+        except TailraceError as error:
+            will_retry = is_outage(error)
+            self._observer.emit(CommitFailed(self._config.group_id or "", str(error), will_retry, error))
+            if not will_retry and not isinstance(error, TopicRecreatedError):
+                self._fail(error)
+
+    def _fail(self, error: TailraceError) -> None:
+        self.failure = self.failure or error
+        if self._supervisor is not None:
+            self._supervisor.stopping.set()
+        self._on_change()
+
+    def _send(self, start: int, message: ProgressMessage | HaltResponse) -> None:
+        for one in self.processes:
+            if one.start == start and one.child is not None:
+                one.child.send(message)
+
+    def _key(self, start: int, number: int, partition: TopicPartition) -> LeaseKey:
+        """Return the key of a lease.
+
+        In a group, the leases of a restarted process get new keys. With ``layout="assigned"``, a partition keeps its
+        key when its process is restarted.
+        """
+        if not self._plan.is_assigned:
+            return start, number
+        return self._keys.setdefault(partition, (_ASSIGNED, len(self._keys)))
+
+    def _current_key(self, start: int, number: int) -> LeaseKey:
+        return next((key for key, route in self._routes.items() if route == (start, number)), (start, number))

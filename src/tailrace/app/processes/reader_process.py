@@ -15,9 +15,8 @@ from typing import Any
 
 import anyio
 
-from tailrace.app.processes.child_process import Parent, failure_message, pickled
+from tailrace.app.processes.child_process import Parent, failure_message, next_body, pickled
 from tailrace.app.processes.messages import (
-    HEADER,
     CommitMessage,
     CommittedMessage,
     FailedMessage,
@@ -30,7 +29,6 @@ from tailrace.app.processes.messages import (
     StopMessage,
     decode_to_child,
     encode,
-    length_of,
     slice_of,
 )
 from tailrace.config import resolve
@@ -222,23 +220,19 @@ class _ReaderProcess:
     async def _listen(self, reader: asyncio.StreamReader, tasks: anyio.abc.TaskGroup) -> None:
         """Process the messages of the parent until ``StopMessage`` or the end of the connection."""
         while True:
-            try:
-                size = length_of(await reader.readexactly(HEADER))
-                message = decode_to_child(await reader.readexactly(size))
-            except (asyncio.IncompleteReadError, ConnectionError):
-                message = StopMessage()
-            match message:
+            body = await next_body(reader)
+            match StopMessage() if body is None else decode_to_child(body):
                 case StopMessage():
                     tasks.cancel_scope.cancel()
                     return
-                case ProgressMessage():
+                case ProgressMessage() as message:
                     self._sent_records.finish(message)
                     self._reader.progressed()
-                case HaltResponse():
+                case HaltResponse() as message:
                     self._sent_records.drop_undelivered(message)
                     self._reader.progressed()
-                case CommitMessage():
-                    tasks.start_soon(self._commit, message.number)
+                case CommitMessage(number=number):
+                    tasks.start_soon(self._commit, number)
                 case _:
                     pass
 

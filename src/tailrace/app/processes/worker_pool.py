@@ -110,10 +110,7 @@ class WorkerPool:
         self._stop_on_fatal_error, self._options = stop_on_fatal_error, options
         self._had_assignment: set[int] = set()
         """Indices of the workers that died after they had been ready."""
-        starts = itertools.count().__next__
-        self._processes = [
-            SupervisedProcess(worker, _MODULE, self, self._observer, starts) for worker in range(workers)
-        ]
+        self._processes = [SupervisedProcess(worker, _MODULE, self, self._observer) for worker in range(workers)]
         self._supervisor: Supervisor | None = None
         self._failure: TailraceError | None = None
 
@@ -240,7 +237,7 @@ class WorkerPool:
 
     # ---- called by the processes -------------------------------------------------------------------------------
 
-    def spec(self, worker: int, start: int) -> WorkerSpec:  # noqa: ARG002 - part of the interface
+    def spec(self, worker: int) -> WorkerSpec:
         """Return the settings of a worker; a worker that was ready does not reset its offsets again."""
         if worker not in self._had_assignment:
             return self._spec
