@@ -23,7 +23,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, get_args
 
@@ -47,6 +47,7 @@ from tailrace.app.processes.messages import (
     length_of,
 )
 from tailrace.app.processes.worker_plan import Restarts
+from tailrace.consumer.supervisor import Supervisor
 from tailrace.errors import ConfigurationError, TailraceError
 from tailrace.observe.events import WorkerExited, WorkerStarted
 from tailrace.observe.hooks import Observer
@@ -63,6 +64,7 @@ __all__ = [
     "failure_message",
     "next_body",
     "pickled",
+    "set_ready_when_settled",
     "unpickled_error",
 ]
 
@@ -365,7 +367,7 @@ class SupervisedProcess:
         worker: index of the process, from 0.
         child: running process, or None.
         start: number of the last start of the process; -1 before the first start.
-        settled: set once the process has reported its start, or has died for the first time.
+        settled: set once the process has reported its start, has died for the first time, or has ended.
         ended: set once the process has ended and is not started again.
         ready: set once the process has reported the status ok or degraded.
         stop_timeout_s: seconds that the process may take to stop; it is killed after ``MARGIN_S`` more seconds.
@@ -469,6 +471,7 @@ class SupervisedProcess:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._stop_requested.wait()
+        self.settled.set()
         self.ended.set()
 
     async def _run_once(self) -> ProcessExit | None:
@@ -563,3 +566,11 @@ class SupervisedProcess:
         self._last_status = _STATUSES.get(status, "degraded"), detail
         if status in {"ok", "degraded"}:
             self.ready.set()
+
+
+async def set_ready_when_settled(processes: Iterable[SupervisedProcess], supervisor: Supervisor) -> None:
+    """Set ``supervisor.ready`` once each process has reported its start or has died once, unless the pool stops."""
+    for one in processes:
+        await one.settled.wait()
+    if not supervisor.stopping.is_set():
+        supervisor.ready.set()

@@ -18,7 +18,14 @@ from typing_extensions import Unpack
 from tailrace.admin.offsets import commit_offsets, committed_offsets
 from tailrace.admin.topics import partitions_of
 from tailrace.app.health.checks import Check, Health
-from tailrace.app.processes.child_process import MARGIN_S, ProcessExit, SupervisedProcess, pickled, unpickled_error
+from tailrace.app.processes.child_process import (
+    MARGIN_S,
+    ProcessExit,
+    SupervisedProcess,
+    pickled,
+    set_ready_when_settled,
+    unpickled_error,
+)
 from tailrace.app.processes.merged_stream import LeaseKey, MergedStream, PartitionLease
 from tailrace.app.processes.messages import (
     CommitMessage,
@@ -436,7 +443,7 @@ class ReaderPool:
             async with anyio.create_task_group() as tasks:
                 for one in self.processes:
                     tasks.start_soon(one.run)
-                tasks.start_soon(self._ready_when_settled, supervisor)
+                tasks.start_soon(set_ready_when_settled, self.processes, supervisor)
                 tasks.start_soon(self._run_progress)
                 await supervisor.stopping.wait()
                 await self._finish_progress()
@@ -505,11 +512,6 @@ class ReaderPool:
         self._consumer_overrides = {"group_instance_id": instance_id_template(instance_id, workers, self._pool_id)}
         if instance_id is None and self._config.leave_on_stop is None:
             self._consumer_overrides["leave_on_stop"] = True
-
-    async def _ready_when_settled(self, supervisor: Supervisor) -> None:
-        for one in self.processes:
-            await one.settled.wait()
-        supervisor.ready.set()
 
     # ---- called by the processes -------------------------------------------------------------------------------
 

@@ -16,7 +16,13 @@ from tailrace.app.app import split_app_name
 from tailrace.app.health.checks import Check, Health
 from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, health_app, lag_report
 from tailrace.app.lifecycle import wait_for_any
-from tailrace.app.processes.child_process import MARGIN_S, ProcessExit, SupervisedProcess, pickled
+from tailrace.app.processes.child_process import (
+    MARGIN_S,
+    ProcessExit,
+    SupervisedProcess,
+    pickled,
+    set_ready_when_settled,
+)
 from tailrace.app.processes.messages import FromChild
 from tailrace.app.processes.worker_plan import check_count
 from tailrace.config import ConsumerOptions, check_names, hide_secrets, resolve
@@ -269,7 +275,7 @@ class WorkerPool:
             async with anyio.create_task_group() as tasks:
                 for one in self._processes:
                     tasks.start_soon(one.run)
-                tasks.start_soon(self._ready_when_settled, supervisor)
+                tasks.start_soon(set_ready_when_settled, self._processes, supervisor)
                 await supervisor.stopping.wait()
                 for one in self._processes:
                     one.end()
@@ -279,12 +285,6 @@ class WorkerPool:
             supervisor.stopping.set()
         if self._failure is not None:
             raise self._failure
-
-    async def _ready_when_settled(self, supervisor: Supervisor) -> None:
-        for one in self._processes:
-            await wait_for_any(one.settled, supervisor.stopping)
-        if not supervisor.stopping.is_set():
-            supervisor.ready.set()
 
     def _stop_soon(self) -> None:
         if self._supervisor is not None:
