@@ -214,14 +214,14 @@ class ClassicMember(GroupMachine[ClassicState]):
 
     # ---- driven by the membership's loop -------------------------------------------------------------------------
 
-    def heartbeat_age_s(self, now: float) -> float:
-        return self._heartbeat.age_s(now)
-
     def is_current(self, identity: Identity) -> bool:
         return identity == self.identity and self.is_member and self.state is not ClassicState.JOINING
 
     def awaits(self, effect: Effect) -> bool:
         return any(effect is one for one in (self._awaited, self._takeover, self._lookup))
+
+    def heartbeat_age_s(self, now: float) -> float:
+        return self._heartbeat.age_s(now)
 
     def receive(self, event: GroupEvent, now: float) -> None:
         """Handle an event.
@@ -236,6 +236,24 @@ class ClassicMember(GroupMachine[ClassicState]):
         super().receive(event, now)
         if self.state is not before and self._awaited is awaited:
             self._awaited = None
+
+    def _handle_heartbeat_outcome(self, event: HeartbeatOutcome, now: float) -> None:
+        if event.identity != self.identity or not self.is_member:
+            return
+        outcome = event.outcome
+        # REBALANCE_IN_PROGRESS acknowledges the heartbeat, too.
+        if isinstance(outcome, HeartbeatAnswered | RebalanceCalled):
+            self._heartbeat.note_answer(now)
+        if self.state is not ClassicState.JOINING:
+            if not isinstance(outcome, HeartbeatAnswered):
+                self.receive(outcome, now)
+        elif isinstance(outcome, CoordinatorGone):
+            self.find_coordinator(outcome, now)
+        elif isinstance(outcome, RetryLater):
+            self.retry_heartbeat(outcome, now)
+        elif not isinstance(outcome, HeartbeatAnswered | RebalanceCalled):
+            # The error is ignored, because the answer to the join in flight decides about the membership.
+            self._heartbeat.note_failure(now, self._settings.heartbeat_interval_s)
 
     def handle_timer(self, now: float) -> None:
         if self.is_member and self._heartbeat.session_expired(now):
@@ -266,25 +284,7 @@ class ClassicMember(GroupMachine[ClassicState]):
             return self._rejoin_at
         return self._join_at if self.state is ClassicState.WAITING else None
 
-    def _handle_heartbeat_outcome(self, event: HeartbeatOutcome, now: float) -> None:
-        if event.identity != self.identity or not self.is_member:
-            return
-        outcome = event.outcome
-        # REBALANCE_IN_PROGRESS acknowledges the heartbeat, too.
-        if isinstance(outcome, HeartbeatAnswered | RebalanceCalled):
-            self._heartbeat.note_answer(now)
-        if self.state is not ClassicState.JOINING:
-            if not isinstance(outcome, HeartbeatAnswered):
-                self.receive(outcome, now)
-        elif isinstance(outcome, CoordinatorGone):
-            self.find_coordinator(outcome, now)
-        elif isinstance(outcome, RetryLater):
-            self.retry_heartbeat(outcome, now)
-        elif not isinstance(outcome, HeartbeatAnswered | RebalanceCalled):
-            # The error is ignored, because the answer to the join in flight decides about the membership.
-            self._heartbeat.note_failure(now, self._settings.heartbeat_interval_s)
-
-    # ---- steps ---------------------------------------------------------------------------------------------------
+    # ---- steps: join and sync ------------------------------------------------------------------------------------
 
     def schedule_join(self, event: GroupEvent, now: float) -> ClassicState | None:
         """Schedule a join for ``now``; a member that is stopping closes instead."""
@@ -331,6 +331,41 @@ class ClassicMember(GroupMachine[ClassicState]):
             return self.fail(MembershipFailed(error), now)
         return None
 
+    def back_off(self, event: GroupEvent, now: float) -> ClassicState | None:
+        """Schedule a join after an exponential backoff; a member that is stopping closes instead."""
+        if isinstance(event, CoordinatorGone):
+            self._effects.append(ForgetCoordinator(event.reason))
+        self._failures += 1
+        return self.schedule_join(event, now + self._backoff.pause_s(self._failures, self._chance()))
+
+    def _send_join(self) -> None:
+        self._joined_topics = self._topics
+        # Without a member id, a static member may replace a former one and get its assignment.
+        is_starting = self._settings.instance_id is not None and not self._member_id
+        self._is_unchecked |= is_starting and self._settings.has_subscription
+        subscription = MemberSubscription(
+            tuple(sorted(self._topics)),
+            owned_partitions=by_topic(self.owned),
+            generation_id=self._generation,
+            rack_id=self._settings.rack,
+        )
+        offers = tuple((name, subscription) for name in self._strategies)
+        self._emit_awaited(
+            SendJoin(self._member_id, offers, self._reason, self._settings.max_wait_s, *self._last_assignment)
+        )
+
+    def _enter_generation(self, member_id: str, generation: int, protocol: str, now: float) -> None:
+        self._member_id, self._generation, self._protocol = member_id, generation, protocol
+        # The coordinator began the session when it sent the answer to the join, which may be long ago. A member that
+        # owns partitions has sent heartbeats during the join: its session begins with the last acknowledged heartbeat.
+        # The session of a member without partitions begins now: its sync, which renews the session, comes even later.
+        self._heartbeat.reset(now - self._heartbeat.age_s(now) if self.owned else now)
+
+    def _send_sync(self, assignments: Mapping[str, MemberAssignment]) -> None:
+        self._emit_awaited(SendSync(self.identity, self._protocol, assignments, self._settings.max_wait_s))
+
+    # ---- steps: assignment and the next rebalance ----------------------------------------------------------------
+
     def apply_assignment(self, event: Synced, now: float) -> ClassicState | None:
         """Release the revoked partitions, or take over the added partitions if none is revoked.
 
@@ -364,24 +399,6 @@ class ClassicMember(GroupMachine[ClassicState]):
         self._effects.append(self._takeover)
         return None
 
-    def check_owners(self, event: GroupDescribed, now: float) -> None:
-        """Schedule a join if a partition has no owner, or another lookup if its owner has yet to release it."""
-        self._lookup = None
-        if event.members is None:
-            self._describe_at = now + self._settings.heartbeat_interval_s
-            return
-        is_cooperative = self._strategies[self._protocol].is_cooperative
-        unowned, withheld = unowned_partitions(event.members.values(), event.counts, is_cooperative=is_cooperative)
-        if unowned:
-            self._note_fault(unowned, f"no member is assigned {_listed(unowned)}", now)
-            if self._faults > _MOST_REJOINS:
-                self._rejoin_at = None
-        elif withheld:
-            self._describe_at = now + self._settings.heartbeat_interval_s
-        else:
-            self._is_unchecked = False
-            self._note_no_fault()
-
     def complete_takeover(self, _event: GroupEvent, _now: float) -> None:
         """Mark the added partitions of the takeover as ready."""
         assert self._takeover is not None
@@ -399,6 +416,50 @@ class ClassicMember(GroupMachine[ClassicState]):
         self.resubscribe(event, now)
         return self._start_rejoin(now)
 
+    def check_partition_counts(self, event: MetadataRefreshed, now: float) -> ClassicState | None:
+        """Start a rebalance if this member is the leader and partition counts of the group's topics have changed."""
+        if self._leader is None or not self._leader.is_outdated_by(event.counts):
+            return None
+        self._reason = "partitions or topics were added or removed"
+        return self._start_rejoin(now)
+
+    def rejoin(self, _event: GroupEvent, now: float) -> None:
+        """Remove the released partitions, and schedule a join for ``now``."""
+        assert isinstance(self._awaited, Release)
+        self.owned -= self._awaited.partitions
+        self._ready -= self._awaited.partitions
+        self._join_at = now
+
+    def _usable(self, partitions: Partitions) -> Partitions:
+        """Return the partitions of subscribed topics."""
+        if not self._settings.has_subscription:
+            return partitions
+        return frozenset(one for one in partitions if one.topic in self._topics)
+
+    def _start_rejoin(self, now: float) -> ClassicState:
+        """Schedule a join for ``now``; a member that is not cooperative first releases all partitions."""
+        return self._wait_until(now) if self._is_cooperative else self._release(self.owned)
+
+    def _wait_until(self, at: float) -> ClassicState:
+        self._join_at = at
+        return ClassicState.WAITING
+
+    def _release(self, partitions: Partitions) -> ClassicState:
+        self._takeover = None
+        self._emit_awaited(Release(partitions, is_lost=False, is_last=False, reason=self._reason))
+        return ClassicState.RELEASING
+
+    # ---- steps: heartbeats that fail, and lost memberships -------------------------------------------------------
+
+    def find_coordinator(self, event: CoordinatorGone, now: float) -> None:
+        """Look up the coordinator again, then send another heartbeat; the membership continues."""
+        self.retry_heartbeat(event, now)
+        self._effects.append(ForgetCoordinator(event.reason))
+
+    def retry_heartbeat(self, _event: GroupEvent, now: float) -> None:
+        """Send another heartbeat soon; the session continues."""
+        self._heartbeat.note_failure(now, self._settings.retry_first_s)
+
     def report_loss(self, event: GenerationLost | MemberLost | SessionOver, now: float) -> ClassicState:
         """Report the partitions as lost, then join again; a member that is stopping closes instead."""
         self._reason = event.reason
@@ -411,6 +472,12 @@ class ClassicMember(GroupMachine[ClassicState]):
             return self._wait_until(now)
         self._release_lost(owned, is_last=is_last)
         return ClassicState.CLOSING if is_last else ClassicState.RELEASING
+
+    def _release_lost(self, partitions: Partitions, *, is_last: bool) -> None:
+        self._takeover = self._stop_at = None
+        self._emit_awaited(Release(partitions, is_lost=True, is_last=is_last, reason=self._reason))
+
+    # ---- steps: an application that does not poll ----------------------------------------------------------------
 
     def leave_until_polled(self, event: PollingStalled, _now: float) -> None:
         """Give up the membership because the application does not poll, and report the partitions as lost.
@@ -434,11 +501,7 @@ class ClassicMember(GroupMachine[ClassicState]):
         """Join again if the application has polled since the loss; otherwise wait until it polls."""
         return self._wait_until(now) if self._has_polled_again else None
 
-    def close(self, _event: GroupEvent, _now: float) -> ClassicState:
-        """Release all partitions, because the consumer stops; a leave follows."""
-        self._takeover = self._stop_at = None
-        self._emit_awaited(Release(self.owned, is_lost=False, is_last=True, reason="the consumer stops"))
-        return ClassicState.CLOSING
+    # ---- steps: stop and failure ---------------------------------------------------------------------------------
 
     def stop_while_joining(self, event: StopMembership, now: float) -> ClassicState | None:
         """Stop while a join is due or in flight.
@@ -457,6 +520,12 @@ class ClassicMember(GroupMachine[ClassicState]):
             self._stop_at = now + self._settings.stop_max_wait_s
         return None
 
+    def close(self, _event: GroupEvent, _now: float) -> ClassicState:
+        """Release all partitions, because the consumer stops; a leave follows."""
+        self._takeover = self._stop_at = None
+        self._emit_awaited(Release(self.owned, is_lost=False, is_last=True, reason="the consumer stops"))
+        return ClassicState.CLOSING
+
     def close_lost(self, event: GroupEvent, _now: float) -> None:
         """Report the partitions as lost instead of releasing them, because nothing can be committed any more.
 
@@ -468,36 +537,6 @@ class ClassicMember(GroupMachine[ClassicState]):
         self._generation = -1
         if not isinstance(event, GenerationLost):
             self._member_id = ""
-
-    def rejoin(self, _event: GroupEvent, now: float) -> None:
-        """Remove the released partitions, and schedule a join for ``now``."""
-        assert isinstance(self._awaited, Release)
-        self.owned -= self._awaited.partitions
-        self._ready -= self._awaited.partitions
-        self._join_at = now
-
-    def back_off(self, event: GroupEvent, now: float) -> ClassicState | None:
-        """Schedule a join after an exponential backoff; a member that is stopping closes instead."""
-        if isinstance(event, CoordinatorGone):
-            self._effects.append(ForgetCoordinator(event.reason))
-        self._failures += 1
-        return self.schedule_join(event, now + self._backoff.pause_s(self._failures, self._chance()))
-
-    def find_coordinator(self, event: CoordinatorGone, now: float) -> None:
-        """Look up the coordinator again, then send another heartbeat; the membership continues."""
-        self.retry_heartbeat(event, now)
-        self._effects.append(ForgetCoordinator(event.reason))
-
-    def retry_heartbeat(self, _event: GroupEvent, now: float) -> None:
-        """Send another heartbeat soon; the session continues."""
-        self._heartbeat.note_failure(now, self._settings.retry_first_s)
-
-    def check_partition_counts(self, event: MetadataRefreshed, now: float) -> ClassicState | None:
-        """Start a rebalance if this member is the leader and partition counts of the group's topics have changed."""
-        if self._leader is None or not self._leader.is_outdated_by(event.counts):
-            return None
-        self._reason = "partitions or topics were added or removed"
-        return self._start_rejoin(now)
 
     def leave(self, event: GroupEvent, now: float) -> ClassicState:
         """Leave the group; without ``leaves_on_stop``, no leave is sent."""
@@ -523,13 +562,25 @@ class ClassicMember(GroupMachine[ClassicState]):
         self._emit_awaited(SendLeave(self.identity, "the consumer failed"))
         return ClassicState.LEAVING
 
-    # ---- inside --------------------------------------------------------------------------------------------------
+    # ---- steps: faults of the assignment -------------------------------------------------------------------------
 
-    def _usable(self, partitions: Partitions) -> Partitions:
-        """Return the partitions of subscribed topics."""
-        if not self._settings.has_subscription:
-            return partitions
-        return frozenset(one for one in partitions if one.topic in self._topics)
+    def check_owners(self, event: GroupDescribed, now: float) -> None:
+        """Schedule a join if a partition has no owner, or another lookup if its owner has yet to release it."""
+        self._lookup = None
+        if event.members is None:
+            self._describe_at = now + self._settings.heartbeat_interval_s
+            return
+        is_cooperative = self._strategies[self._protocol].is_cooperative
+        unowned, withheld = unowned_partitions(event.members.values(), event.counts, is_cooperative=is_cooperative)
+        if unowned:
+            self._note_fault(unowned, f"no member is assigned {_listed(unowned)}", now)
+            if self._faults > _MOST_REJOINS:
+                self._rejoin_at = None
+        elif withheld:
+            self._describe_at = now + self._settings.heartbeat_interval_s
+        else:
+            self._is_unchecked = False
+            self._note_no_fault()
 
     def _has_fault(self, event: Synced, refused: Partitions, now: float) -> bool:
         """Schedule a join and return True if this member cannot read its assignment; schedule a lookup if it is due."""
@@ -561,49 +612,6 @@ class ClassicMember(GroupMachine[ClassicState]):
         if self._has_reported_fault:
             self._has_reported_fault = False
             self._effects.append(ReportAssignmentFault(frozenset(), ""))
-
-    def _start_rejoin(self, now: float) -> ClassicState:
-        """Schedule a join for ``now``; a member that is not cooperative first releases all partitions."""
-        return self._wait_until(now) if self._is_cooperative else self._release(self.owned)
-
-    def _release(self, partitions: Partitions) -> ClassicState:
-        self._takeover = None
-        self._emit_awaited(Release(partitions, is_lost=False, is_last=False, reason=self._reason))
-        return ClassicState.RELEASING
-
-    def _release_lost(self, partitions: Partitions, *, is_last: bool) -> None:
-        self._takeover = self._stop_at = None
-        self._emit_awaited(Release(partitions, is_lost=True, is_last=is_last, reason=self._reason))
-
-    def _wait_until(self, at: float) -> ClassicState:
-        self._join_at = at
-        return ClassicState.WAITING
-
-    def _enter_generation(self, member_id: str, generation: int, protocol: str, now: float) -> None:
-        self._member_id, self._generation, self._protocol = member_id, generation, protocol
-        # The coordinator began the session when it sent the answer to the join, which may be long ago. A member that
-        # owns partitions has sent heartbeats during the join: its session begins with the last acknowledged heartbeat.
-        # The session of a member without partitions begins now: its sync, which renews the session, comes even later.
-        self._heartbeat.reset(now - self._heartbeat.age_s(now) if self.owned else now)
-
-    def _send_join(self) -> None:
-        self._joined_topics = self._topics
-        # Without a member id, a static member may replace a former one and get its assignment.
-        is_starting = self._settings.instance_id is not None and not self._member_id
-        self._is_unchecked |= is_starting and self._settings.has_subscription
-        subscription = MemberSubscription(
-            tuple(sorted(self._topics)),
-            owned_partitions=by_topic(self.owned),
-            generation_id=self._generation,
-            rack_id=self._settings.rack,
-        )
-        offers = tuple((name, subscription) for name in self._strategies)
-        self._emit_awaited(
-            SendJoin(self._member_id, offers, self._reason, self._settings.max_wait_s, *self._last_assignment)
-        )
-
-    def _send_sync(self, assignments: Mapping[str, MemberAssignment]) -> None:
-        self._emit_awaited(SendSync(self.identity, self._protocol, assignments, self._settings.max_wait_s))
 
 
 def _rows() -> Iterator[Row[Any, ClassicState, Any]]:

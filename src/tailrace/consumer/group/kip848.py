@@ -188,6 +188,11 @@ class Kip848Member(GroupMachine[Kip848State]):
             raise ValueError(f"{type(event).__name__} cannot happen while {self.state}")
         super().receive(event, now)
 
+    def _is_expected(self, event: GroupEvent) -> bool:
+        if isinstance(event, HeartbeatAnswered | InstanceHeld | InstanceReleased):
+            return self._heartbeats.in_flight is not None
+        return self._names.in_flight is not None or not isinstance(event, TopicNamesFound)
+
     def handle_timer(self, now: float) -> None:
         if self.is_member and self._heartbeats.session.session_expired(now):
             self.receive(SessionOver(f"no heartbeat was acknowledged for {self.heartbeat_age_s(now):.1f} s"), now)
@@ -205,11 +210,6 @@ class Kip848Member(GroupMachine[Kip848State]):
     def _sends_heartbeats(self) -> bool:
         return self.state is Kip848State.JOINING or self.is_member
 
-    def _is_expected(self, event: GroupEvent) -> bool:
-        if isinstance(event, HeartbeatAnswered | InstanceHeld | InstanceReleased):
-            return self._heartbeats.in_flight is not None
-        return self._names.in_flight is not None or not isinstance(event, TopicNamesFound)
-
     def _next_heartbeat(self, now: float) -> Effect:
         # The group refuses the join of a static member while it holds the instance id for an earlier membership: one
         # whose session has not ended at the broker, or one that began with a join whose answer was lost. So the member
@@ -224,7 +224,7 @@ class Kip848Member(GroupMachine[Kip848State]):
             )
         return self._heartbeats.next_heartbeat(self.identity, self._owned, now)
 
-    # ---- steps ---------------------------------------------------------------------------------------------------
+    # ---- steps: heartbeats and their answers ---------------------------------------------------------------------
 
     def schedule_join(self, _event: GroupEvent, now: float) -> None:
         """Schedule the heartbeat that joins the group for ``now``."""
@@ -236,14 +236,14 @@ class Kip848Member(GroupMachine[Kip848State]):
         self._heartbeats.is_instance_held = False
         self.schedule_join(event, now)
 
+    def resubscribe(self, event: Resubscribed, now: float) -> None:
+        """Report the new subscription in a heartbeat; the owned partitions change only with the target assignment."""
+        self._heartbeats.subscribe(event.topics, now)
+
     def set_session_timeout(self, event: SessionKnown, _now: float) -> None:
         """Use the session timeout that the broker has for the group."""
         self._is_session_known = True
         self._heartbeats.session.session_timeout_s = event.timeout_s
-
-    def resubscribe(self, event: Resubscribed, now: float) -> None:
-        """Report the new subscription in a heartbeat; the owned partitions change only with the target assignment."""
-        self._heartbeats.subscribe(event.topics, now)
 
     def store_epoch(self, event: HeartbeatAnswered, now: float) -> None:
         """Store the member epoch of the answer, and schedule the next heartbeat."""
@@ -263,42 +263,17 @@ class Kip848Member(GroupMachine[Kip848State]):
                 self._heartbeats.report_owned(now)
         return self._reconcile(Kip848State.STABLE if self.state is Kip848State.JOINING else self.state)
 
-    def add_names(self, event: TopicNamesFound, now: float) -> Kip848State:
-        """Store the names of topic ids and reconcile; missing names are requested again later."""
-        self._names.note_answer(event.names, now)
-        return self._reconcile(self.state)
+    def retry(self, _event: GroupEvent, now: float) -> None:
+        """Schedule a heartbeat soon after a failed request, and repeat a request for topic names that is in flight."""
+        self._heartbeats.hasten_after_error(now)
+        self._names.note_failure(now)
 
-    def request_missing_names(self, _event: GroupEvent, _now: float) -> None:
-        """Request missing topic names again, because cluster metadata has changed."""
-        self._request_names(is_repeated=True)
-
-    def complete_takeover(self, _event: GroupEvent, now: float) -> Kip848State:
-        """Mark the partitions of the takeover as ready, schedule a heartbeat that reports them, and reconcile."""
-        self._has_reported_assignment = True
-        self._ready |= self._awaited_partitions
-        return self._report_and_reconcile(now)
-
-    def complete_release(self, _event: GroupEvent, now: float) -> Kip848State:
-        """Remove the released partitions, schedule a heartbeat that reports the remaining ones, and reconcile."""
-        self._owned -= self._awaited_partitions
-        self._has_reported_assignment = False
-        return self._report_and_reconcile(now)
-
-    def report_loss(self, event: GenerationLost | MemberLost | SessionOver, now: float) -> Kip848State | None:
-        """Report the owned partitions as lost, or join again if there are none; the member id stays the same."""
-        if lost := self._forget(event):
-            self._release(lost, is_lost=True, reason=event.reason)
-            return None
-        self.schedule_join(event, now)
-        return Kip848State.JOINING
-
-    def leave_until_polled(self, event: PollingStalled, _now: float) -> None:
-        """Leave the group because the application does not poll, and report the partitions as lost."""
-        returns = self._settings.instance_id is not None and not self._settings.leaves_on_stop
-        self._epoch = STATIC_LEAVE_EPOCH if returns else LEAVE_EPOCH
-        self._effects.append(SendLeave(self.identity, "the application does not poll"))
-        self._effects.append(ReportGroupError(event.error, is_fatal=False))
-        self._release(self._forget(event), is_lost=True, reason=str(event.error))
+    def find_coordinator(self, event: CoordinatorGone, now: float) -> None:
+        """Look up the coordinator again; repeat the heartbeat, and a request for topic names that is in flight."""
+        self._instance_held_since = None  # Another coordinator restarts all sessions.
+        self._heartbeats.note_failure(now)
+        self._names.note_failure(now)
+        self._effects.append(ForgetCoordinator(event.reason))
 
     def back_off(self, event: GroupEvent, now: float) -> None:
         """Join again after a pause, because the group may not have removed the former membership yet."""
@@ -322,59 +297,34 @@ class Kip848Member(GroupMachine[Kip848State]):
         self.back_off(event, now)
         return None
 
-    def retry(self, _event: GroupEvent, now: float) -> None:
-        """Schedule a heartbeat soon after a failed request, and repeat a request for topic names that is in flight."""
-        self._heartbeats.hasten_after_error(now)
-        self._names.note_failure(now)
+    # ---- steps: reconciliation with the target assignment --------------------------------------------------------
 
-    def find_coordinator(self, event: CoordinatorGone, now: float) -> None:
-        """Look up the coordinator again; repeat the heartbeat, and a request for topic names that is in flight."""
-        self._instance_held_since = None  # Another coordinator restarts all sessions.
-        self._heartbeats.note_failure(now)
-        self._names.note_failure(now)
-        self._effects.append(ForgetCoordinator(event.reason))
+    def add_names(self, event: TopicNamesFound, now: float) -> Kip848State:
+        """Store the names of topic ids and reconcile; missing names are requested again later."""
+        self._names.note_answer(event.names, now)
+        return self._reconcile(self.state)
 
-    def close(self, _event: GroupEvent, _now: float) -> None:
-        """Release all partitions, because the consumer stops."""
-        self._names.stop()
-        self._release(self._owned, is_last=True, reason="the consumer stops")
+    def request_missing_names(self, _event: GroupEvent, _now: float) -> None:
+        """Request missing topic names again, because cluster metadata has changed."""
+        self._request_names(is_repeated=True)
 
-    def close_lost(self, event: GroupEvent, _now: float) -> None:
-        """Report the partitions as lost instead of releasing them, because nothing can be committed any more.
+    def complete_takeover(self, _event: GroupEvent, now: float) -> Kip848State:
+        """Mark the partitions of the takeover as ready, schedule a heartbeat that reports them, and reconcile."""
+        self._has_reported_assignment = True
+        self._ready |= self._awaited_partitions
+        return self._report_and_reconcile(now)
 
-        Do nothing if a loss is already being reported.
-        """
-        if self.is_member:
-            self._release(self._forget(event), is_lost=True, is_last=True, reason="the membership was lost")
+    def complete_release(self, _event: GroupEvent, now: float) -> Kip848State:
+        """Remove the released partitions, schedule a heartbeat that reports the remaining ones, and reconcile."""
+        self._owned -= self._awaited_partitions
+        self._has_reported_assignment = False
+        return self._report_and_reconcile(now)
 
-    def leave(self, event: GroupEvent, now: float) -> Kip848State | None:
-        """Leave the group.
-
-        Without ``leaves_on_stop``, the leave of a static member keeps its assignment, and other members send no leave.
-        """
-        self._owned = self._ready = NO_PARTITIONS
-        self._heartbeats.ignore_answer()
-        if self._heartbeats.is_known and (self._settings.leaves_on_stop or self._settings.instance_id is not None):
-            self._send_leave("the consumer stops")
-            return None
-        self.forget(event, now)
-        return Kip848State.LEFT
-
-    def forget(self, event: GroupEvent, _now: float) -> None:
-        """Forget the membership; no request is sent."""
-        self._forget(event)
-        self._epoch, self._awaited = LEAVE_EPOCH, None
-
-    def fail(self, event: MembershipFailed, _now: float) -> Kip848State:
-        """Report the error, and the partitions as lost; then leave the group, unless the error prevents a leave."""
-        self._release(self._forget(event), is_lost=True, is_last=True, reason=str(event.error))
-        self._effects.append(ReportGroupError(event.error, is_fatal=True))
-        if not (leaves_after(event.error) and self._heartbeats.is_known and self._settings.leaves_on_stop):
-            return Kip848State.FAILED
-        self._send_leave("the consumer failed")
-        return Kip848State.LEAVING
-
-    # ---- inside --------------------------------------------------------------------------------------------------
+    def _report_and_reconcile(self, now: float) -> Kip848State:
+        self._awaited = None
+        if self._awaited_partitions:
+            self._heartbeats.report_owned(now)
+        return self._reconcile(Kip848State.STABLE)
 
     def _reconcile(self, state: Kip848State) -> Kip848State:
         """Release or take over partitions to match the target assignment, and return the next state.
@@ -423,21 +373,32 @@ class Kip848Member(GroupMachine[Kip848State]):
         self._ready -= partitions
         self._emit_awaited(Release(self._with_topic_names(partitions), is_lost, is_last, reason))
 
-    def _report_and_reconcile(self, now: float) -> Kip848State:
-        self._awaited = None
-        if self._awaited_partitions:
-            self._heartbeats.report_owned(now)
-        return self._reconcile(Kip848State.STABLE)
-
-    def _send_leave(self, reason: str) -> None:
-        self._epoch = LEAVE_EPOCH if self._settings.leaves_on_stop else STATIC_LEAVE_EPOCH
-        self._emit_awaited(SendLeave(self.identity, reason))
-
     def _request_names(self, *, is_repeated: bool = False) -> None:
         """Request missing names of the target's topics; if ``is_repeated``, also those that the last answer lacked."""
         topics = frozenset(topic for topic, _ in self._target)
         if (request := self._names.request(topics, is_repeated=is_repeated)) is not None:
             self._effects.append(request)
+
+    def _with_topic_names(self, partitions: TopicIdPartitions) -> Partitions:
+        return frozenset(TopicPartition(self._names.known[topic], n) for topic, n in partitions)
+
+    # ---- steps: lost memberships, and an application that does not poll ------------------------------------------
+
+    def report_loss(self, event: GenerationLost | MemberLost | SessionOver, now: float) -> Kip848State | None:
+        """Report the owned partitions as lost, or join again if there are none; the member id stays the same."""
+        if lost := self._forget(event):
+            self._release(lost, is_lost=True, reason=event.reason)
+            return None
+        self.schedule_join(event, now)
+        return Kip848State.JOINING
+
+    def leave_until_polled(self, event: PollingStalled, _now: float) -> None:
+        """Leave the group because the application does not poll, and report the partitions as lost."""
+        returns = self._settings.instance_id is not None and not self._settings.leaves_on_stop
+        self._epoch = STATIC_LEAVE_EPOCH if returns else LEAVE_EPOCH
+        self._effects.append(SendLeave(self.identity, "the application does not poll"))
+        self._effects.append(ReportGroupError(event.error, is_fatal=False))
+        self._release(self._forget(event), is_lost=True, reason=str(event.error))
 
     def _forget(self, event: GroupEvent) -> TopicIdPartitions:
         """Forget the membership and return the partitions that the member owned."""
@@ -449,8 +410,51 @@ class Kip848Member(GroupMachine[Kip848State]):
         lost, self._owned, self._ready, self._target = self._owned, NO_PARTITIONS, NO_PARTITIONS, NO_PARTITIONS
         return lost
 
-    def _with_topic_names(self, partitions: TopicIdPartitions) -> Partitions:
-        return frozenset(TopicPartition(self._names.known[topic], n) for topic, n in partitions)
+    # ---- steps: stop and failure ---------------------------------------------------------------------------------
+
+    def close(self, _event: GroupEvent, _now: float) -> None:
+        """Release all partitions, because the consumer stops."""
+        self._names.stop()
+        self._release(self._owned, is_last=True, reason="the consumer stops")
+
+    def close_lost(self, event: GroupEvent, _now: float) -> None:
+        """Report the partitions as lost instead of releasing them, because nothing can be committed any more.
+
+        Do nothing if a loss is already being reported.
+        """
+        if self.is_member:
+            self._release(self._forget(event), is_lost=True, is_last=True, reason="the membership was lost")
+
+    def leave(self, event: GroupEvent, now: float) -> Kip848State | None:
+        """Leave the group.
+
+        Without ``leaves_on_stop``, the leave of a static member keeps its assignment, and other members send no leave.
+        """
+        self._owned = self._ready = NO_PARTITIONS
+        self._heartbeats.ignore_answer()
+        if self._heartbeats.is_known and (self._settings.leaves_on_stop or self._settings.instance_id is not None):
+            self._send_leave("the consumer stops")
+            return None
+        self.forget(event, now)
+        return Kip848State.LEFT
+
+    def forget(self, event: GroupEvent, _now: float) -> None:
+        """Forget the membership; no request is sent."""
+        self._forget(event)
+        self._epoch, self._awaited = LEAVE_EPOCH, None
+
+    def fail(self, event: MembershipFailed, _now: float) -> Kip848State:
+        """Report the error, and the partitions as lost; then leave the group, unless the error prevents a leave."""
+        self._release(self._forget(event), is_lost=True, is_last=True, reason=str(event.error))
+        self._effects.append(ReportGroupError(event.error, is_fatal=True))
+        if not (leaves_after(event.error) and self._heartbeats.is_known and self._settings.leaves_on_stop):
+            return Kip848State.FAILED
+        self._send_leave("the consumer failed")
+        return Kip848State.LEAVING
+
+    def _send_leave(self, reason: str) -> None:
+        self._epoch = LEAVE_EPOCH if self._settings.leaves_on_stop else STATIC_LEAVE_EPOCH
+        self._emit_awaited(SendLeave(self.identity, reason))
 
 
 def _rows() -> Iterator[Row[Any, Kip848State, Any]]:
