@@ -352,12 +352,7 @@ class ProcessOwner(Protocol):
         """Receive a message of a process; ``start`` is unique among all starts of all processes."""
 
     def on_exit(self, death: ProcessExit, pause_s: float) -> float | None:
-        """Return the pause in seconds before the process is restarted; None to wait for ``renew`` or ``end``.
-
-        Args:
-            death: exit that was not requested.
-            pause_s: proposed pause.
-        """
+        """Return the pause before a restart, such as ``pause_s``; None to wait for ``renew`` or ``end``."""
 
 
 class SupervisedProcess:
@@ -450,12 +445,7 @@ class SupervisedProcess:
     # ---- run ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep the process running until ``end`` is called.
-
-        Raises:
-            ConfigurationError: the settings cannot be sent to a process, or the operating system is not supported.
-            TailraceError: raised by the owner.
-        """
+        """Keep the process running until ``end`` is called."""
         while not self._is_ending:
             self._stop_requested.clear()
             death = await self._run_once()

@@ -432,11 +432,7 @@ class ReaderPool:
     # ---- run ---------------------------------------------------------------------------------------------------
 
     async def run(self, supervisor: Supervisor) -> None:
-        """Start the processes, keep them running until ``supervisor.stopping`` is set, and stop them.
-
-        Raises:
-            TailraceError: the pool failed.
-        """
+        """Start the processes, keep them running until ``supervisor.stopping`` is set, and stop them."""
         self._supervisor = supervisor
         try:
             await self._plan_processes()
@@ -619,13 +615,7 @@ class ReaderPool:
             self._send(start, ProgressMessage(number, lease.finished, lease.unreleased))
 
     async def commit(self, timeout_s: float) -> None:
-        """Commit the offsets of the finished records, within ``timeout_s`` seconds.
-
-        Raises:
-            CommitFailedError: not all offsets were committed.
-            BrokerError: a broker refuses the commit.
-            BrokerConnectionError: no broker answers in time.
-        """
+        """Commit the offsets of the finished records, within ``timeout_s`` seconds."""
         async with self._commit_lock:
             if self._plan.is_assigned:
                 await self._commit_assigned(timeout_s)

@@ -224,11 +224,6 @@ class ClassicMember(GroupMachine[ClassicState]):
         return self._heartbeat.age_s(now)
 
     def receive(self, event: GroupEvent, now: float) -> None:
-        """Handle an event.
-
-        Raises:
-            ValueError: the event cannot happen in this state; nothing has changed.
-        """
         if isinstance(event, HeartbeatOutcome):
             self._handle_heartbeat_outcome(event, now)
             return

@@ -135,11 +135,7 @@ class RoleProtocol:
         return joined_event(answer, lambda _data, _protocol: MemberSubscription(()))
 
     def shares(self, effect: SendSync) -> tuple[SyncGroupAssignment, ...]:
-        """Return the state that the role assigns to each member if this member is the leader, otherwise an empty tuple.
-
-        Raises:
-            RebalanceError: the role's ``assign()`` failed.
-        """
+        """Return the state that the role assigns to each member, if this member is the leader."""
         if not effect.assignments:
             return ()
         members = {one.member_id: bytes(one.metadata) for one in self._answer.members}

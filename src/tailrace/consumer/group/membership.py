@@ -1,5 +1,10 @@
 """Membership of a group: the loop that drives a member's state machine, and the membership of a consumer.
 
+The way of a rebalance: ``GroupRequests`` turns the answer to a heartbeat into an event. The machine of the protocol,
+``ClassicMember`` or ``Kip848Member``, decides by its table, and emits effects: requests, or a ``Release`` and a
+``TakeOver``, which hand over partitions. ``Assignment`` performs these in order: halt, drain, commit, callbacks,
+positions.
+
 The loop decides nothing. It performs each effect of the state machine in a separate task, so that heartbeats are sent
 while the coordinator holds a join, a callback runs, or a release waits for records in flight. The outcome of an effect
 is dropped if the machine no longer awaits it, except outcomes of heartbeats and errors that end the membership.
@@ -371,13 +376,7 @@ class ConsumerMembership(Membership):
 def member_settings(
     config: ConsumerConfig, topics: frozenset[str] | None, pattern: str | None = None
 ) -> MemberSettings:
-    """Return the settings of a membership.
-
-    Args:
-        config: options of the member.
-        topics: subscribed topics; None for a GroupMember.
-        pattern: regular expression that the broker matches against topic names (KIP-848).
-    """
+    """Return the settings of a membership; ``topics`` is None for a GroupMember."""
     assert config.group_id is not None
     return MemberSettings(
         group_id=config.group_id,

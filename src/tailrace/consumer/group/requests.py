@@ -609,7 +609,7 @@ class ServerErrorLimit:
 
 
 class MemberProtocol(Protocol):
-    """Encoding and decoding of the member data of one kind of group."""
+    """Encoding and decoding of the member data of one kind of group; raises MalformedMessageError."""
 
     @property
     def protocol_type(self) -> str:
@@ -619,25 +619,13 @@ class MemberProtocol(Protocol):
         """Return the protocols that a join offers, most preferred first."""
 
     def joined(self, answer: JoinGroupResponse) -> GroupEvent:
-        """Return the event of a successful join.
-
-        Raises:
-            MalformedMessageError: a member's data cannot be decoded.
-        """
+        """Return the event of a successful join."""
 
     def shares(self, effect: SendSync) -> tuple[SyncGroupAssignment, ...]:
-        """Return the assignment of each member if this member is the leader, otherwise an empty tuple.
-
-        Raises:
-            RebalanceError: the user's assignor failed.
-        """
+        """Return the assignment of each member if this member is the leader, otherwise an empty tuple."""
 
     def synced(self, assignment: bytes) -> Synced:
-        """Return the event of a successful sync, which was answered with this member's ``assignment``.
-
-        Raises:
-            MalformedMessageError: the assignment cannot be decoded.
-        """
+        """Return the event of a successful sync, which was answered with this member's ``assignment``."""
 
 
 class ConsumerProtocol:
@@ -698,11 +686,7 @@ def write_subscription(
 
 
 def read_subscription(data: bytes, assignor: str) -> MemberSubscription:
-    """Return the subscription of a member; for the sticky assignors, partly decoded from the user data.
-
-    Raises:
-        MalformedMessageError: ``data`` is not a valid subscription.
-    """
+    """Return the subscription of a member; for the sticky assignors, partly decoded from the user data."""
     subscription = decode_subscription(data)
     if assignor == "sticky":
         owned, generation = decode_sticky_data(subscription.user_data)

@@ -400,13 +400,6 @@ class _RackIndex:
         partitions: Mapping[str, int],
         racks: PartitionRacks,
     ) -> None:
-        """Build the index.
-
-        Args:
-            subscriptions: topics and rack of each member.
-            partitions: partition count of each topic.
-            racks: racks of the replicas of each partition.
-        """
         topics = sorted({topic for wanted, _ in subscriptions for topic in wanted} & partitions.keys())
         self.partitions = [TopicPartition(topic, number) for topic in topics for number in range(partitions[topic])]
         replicas = [racks.get(one, UNKNOWN_RACKS) for one in self.partitions] if racks else []
