@@ -8,7 +8,7 @@ records.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import TypeAlias
 from uuid import UUID
@@ -194,8 +194,8 @@ FromChild: TypeAlias = (
 )
 
 _encoder = msgspec.msgpack.Encoder()
-_to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(ToChild)
-_from_child: msgspec.msgpack.Decoder[FromChild] = msgspec.msgpack.Decoder(FromChild)
+decode_to_child: Callable[[bytes], ToChild] = msgspec.msgpack.Decoder(ToChild).decode
+decode_from_child: Callable[[bytes], FromChild] = msgspec.msgpack.Decoder(FromChild).decode
 
 
 def encode(message: ToChild | FromChild) -> bytes:
@@ -207,16 +207,6 @@ def encode(message: ToChild | FromChild) -> bytes:
 def length_of(header: bytes) -> int:
     """Return the length of a body, which the header contains."""
     return int(_LENGTH.unpack(header)[0])
-
-
-def decode_to_child(body: bytes) -> ToChild:
-    """Decode the body of a message to a child."""
-    return _to_child.decode(body)
-
-
-def decode_from_child(body: bytes) -> FromChild:
-    """Decode the body of a message from a child."""
-    return _from_child.decode(body)
 
 
 def slice_of(
