@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from tailrace.app.declare.parameters import Key
 from tailrace.app.declare.prepared_handler import prepare
+from tailrace.app.handlers import Handlers
 from tailrace.codecs.json_codec import JsonCodec
 from tailrace.codecs.protocols import Codec, RecordCodec
 from tailrace.errors import ConfigurationError, DecodeError
@@ -568,10 +569,10 @@ class Waiting(Reversing):
         (Waiting(), "decode of the codec is `async def`.*make it a plain function"),
     ],
 )
-def test_an_object_that_is_not_a_codec_is_refused_at_the_start(codec, words):
+def test_an_object_that_is_not_a_codec_is_refused_by_the_declaration(codec, words):
     """An object that is not a codec raises ConfigurationError that names the missing methods."""
-    with pytest.raises(ConfigurationError, match=rf"handler \S+charge: .*{words}"):
-        prepare(taking(dict), codec)
+    with pytest.raises(ConfigurationError, match=rf"handler: .*{words}"):
+        Handlers().handler("orders", codec=codec)
 
 
 def test_the_json_codec_is_a_codec():

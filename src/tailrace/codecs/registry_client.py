@@ -221,7 +221,7 @@ class RegistryClient:
                 authorization = await self._current_authorization()
                 # In a thread, because the constructor reads certificates.
                 async with aclosing(await run_sync(self._new_client, AsyncSchemaRegistryClient)) as client:
-                    session = client._rest_client.session  # noqa: SLF001 - there is no public way to it
+                    session = client._rest_client.session
                     session.headers["Accept-Encoding"] = "identity"  # so that the size of an answer is known
                     session.event_hooks["response"].append(_limit_answer)
                     if authorization.value is not None:
@@ -267,7 +267,7 @@ class RegistryClient:
         client = kind(conf if cafile is None else {**conf, "ssl.ca.location": cafile})
         password = tls.ssl_password
         if tls.ssl_certfile is not None:
-            client._rest_client.verify.load_cert_chain(  # noqa: SLF001
+            client._rest_client.verify.load_cert_chain(
                 tls.ssl_certfile, tls.ssl_keyfile, None if password is None else lambda: password.value
             )
         elif tls.ssl_keyfile is not None or password is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from anyio.to_thread import run_sync
@@ -109,7 +109,7 @@ class SchemaDecoders:
             TypeError: the format does not support the type.
         """
         self._format.check(annotation)
-        return TypeDecoder(annotation, self._schemas, self.reader)
+        return TypeDecoder(annotation, self)
 
     def add(self, schema: Schema) -> None:
         """Add a schema, so that values that refer to it can be decoded without a fetch."""
@@ -143,8 +143,7 @@ class SchemaDecoders:
                 self.add(schema)
                 return
             self._missing.pop(schema_id, None)
-            if len(self._missing) >= _MAX_MISSING:
-                del self._missing[next(iter(self._missing))]
+            _drop_oldest_if_full(self._missing, _MAX_MISSING)
             self._missing[schema_id] = asyncio.get_running_loop().time() + _MISSING_FOR_S
 
         while self.lacks(data):
@@ -168,39 +167,60 @@ class SchemaDecoders:
         return self._format.reader(schema, annotation)
 
 
-class TypeDecoder:
-    """Decoder of values of one type.
+class _Decoded(NamedTuple):
+    """Value that was decoded in a thread, or the error.
 
-    Args:
-        annotation: the type.
-        schemas: fetched schemas by id.
-        create_reader: returns the reader of a schema id and the type; may raise any exception.
+    ``data`` keeps its bytes in memory, so that no other bytes have their identity.
     """
 
-    def __init__(
-        self, annotation: object, schemas: Mapping[int, Schema], create_reader: Callable[[int, object], PayloadReader]
-    ) -> None:
-        self._annotation, self._schemas, self._create_reader = annotation, schemas, create_reader
+    data: bytes
+    value: object
+    error: Exception | None
+
+
+class TypeDecoder:
+    """Decoder of values of one type, with the values that were decoded in a thread until they are taken."""
+
+    def __init__(self, annotation: object, schemas: SchemaDecoders) -> None:
+        self._annotation, self._schemas = annotation, schemas
         # The key is the header, because converting it to the id would take time for each record.
         self._readers: dict[bytes, PayloadReader] = {}
+        self._decoded: dict[int, _Decoded] = {}
+        """Values and errors by the identity of the bytes."""
 
     def decode(self, data: bytes) -> object:
-        """Decode a value; may raise any exception."""
+        """Take the value that was decoded in a thread, or decode it now; may raise any exception."""
+        if self._decoded and (found := self._decoded.pop(id(data), None)) is not None:
+            if found.error is not None:
+                raise found.error
+            return found.value
         reader = self._readers.get(data[:HEADER_SIZE])
-        return (self._reader(data) if reader is None else reader).decode(data)
+        if reader is None:
+            reader = self._readers[data[:HEADER_SIZE]] = self._schemas.reader(id_of(data), self._annotation)
+        return reader.decode(data)
 
-    def is_slow(self, data: bytes) -> bool:
-        """Return True if ``decode`` should be called in a thread, because the value or its new schema is large."""
+    def lacks(self, data: bytes) -> bool:
+        """Return True if ``decode_in_thread`` must be called first, because the value or its new schema is large."""
+        if id(data) in self._decoded:
+            return False
         reader = self._readers.get(data[:HEADER_SIZE])
-        if reader is None and is_framed(data):
-            schema = self._schemas.get(id_of(data))
-            # The reader may also be slow, which is known only after it was created.
-            return schema is not None and (len(schema.text) > LARGE_VALUE or len(data) > LARGE_VALUE)
-        return reader is not None and reader.is_slow and len(data) > LARGE_VALUE
+        if reader is not None:
+            return reader.is_slow and len(data) > LARGE_VALUE
+        if not self._schemas.knows(data[:HEADER_SIZE]):
+            return False
+        # The reader may also be slow, which is known only after it was created.
+        return len(self._schemas.schema(data[:HEADER_SIZE]).text) > LARGE_VALUE or len(data) > LARGE_VALUE
 
-    def _reader(self, data: bytes) -> PayloadReader:
-        reader = self._readers[data[:HEADER_SIZE]] = self._create_reader(id_of(data), self._annotation)
-        return reader
+    def decode_in_thread(self, data: bytes) -> None:
+        """Decode a value, and keep it, or the error, for ``decode``."""
+        value, error = None, None
+        with _THREADS:
+            try:
+                value = self.decode(data)
+            except Exception as raised:  # noqa: BLE001 - raised by ``decode``
+                error = raised
+        _drop_oldest_if_full(self._decoded, _MAX_DECODED)
+        self._decoded[id(data)] = _Decoded(data, value, error)
 
 
 def _pass_through(data: bytes) -> bytes:
@@ -322,7 +342,7 @@ class ParameterReader:
 
     def __init__(self, schemas: SchemaDecoders, subjects: SubjectReader) -> None:
         self._schemas, self._subjects = schemas, subjects
-        self._decoders: list[_LargeValueDecoder] = []
+        self._decoders: list[TypeDecoder] = []
 
     def lacks(self, topic: str, data: bytes, /) -> bool:
         """Return True if the schema must be fetched or checked, or the value must be decoded in a thread."""
@@ -347,7 +367,7 @@ class ParameterReader:
         """
         if split_none(annotation)[0] is bytes:
             return lambda _topic, data: data
-        check, decoder = self._subjects.check, _LargeValueDecoder(self._schemas.type_decoder(annotation))
+        check, decoder = self._subjects.check, self._schemas.type_decoder(annotation)
         self._decoders.append(decoder)
 
         def decode_checked(topic: str, data: bytes) -> object:
@@ -355,48 +375,6 @@ class ParameterReader:
             return decoder.decode(data)
 
         return decode_checked
-
-
-class _Decoded(NamedTuple):
-    """Value that was decoded in a thread, or the error.
-
-    ``data`` keeps its bytes in memory, so that no other bytes have their identity.
-    """
-
-    data: bytes
-    value: object
-    error: Exception | None
-
-
-class _LargeValueDecoder:
-    """Decoder of one type, with the values that were decoded in a thread until they are taken."""
-
-    def __init__(self, decoder: TypeDecoder) -> None:
-        self._decoder = decoder
-        self._decoded: dict[int, _Decoded] = {}
-        """Values and errors by the identity of the bytes."""
-
-    def lacks(self, data: bytes) -> bool:
-        return id(data) not in self._decoded and self._decoder.is_slow(data)
-
-    def decode_in_thread(self, data: bytes) -> None:
-        value, error = None, None
-        with _THREADS:
-            try:
-                value = self._decoder.decode(data)
-            except Exception as raised:  # noqa: BLE001 - raised by ``decode``
-                error = raised
-        _drop_oldest_if_full(self._decoded, _MAX_DECODED)
-        self._decoded[id(data)] = _Decoded(data, value, error)
-
-    def decode(self, data: bytes) -> object:
-        """Take the decoded value, or decode it now; may raise any exception."""
-        found = self._decoded.pop(id(data), None) if self._decoded else None
-        if found is None:
-            return self._decoder.decode(data)
-        if found.error is not None:
-            raise found.error
-        return found.value
 
 
 def _drop_oldest_if_full(entries: dict[Any, Any], limit: int) -> None:

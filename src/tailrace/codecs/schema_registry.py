@@ -50,34 +50,35 @@ class _EncoderKey:
         return f"{self.topic}-key" if self.is_key else self.topic
 
 
+@dataclass(frozen=True, slots=True)
+class _WriteOptions:
+    """Options of ``SchemaRegistry`` for writing; ``schemas`` contains the texts."""
+
+    schemas: Mapping[str, str]
+    use_latest: bool
+    auto_register: bool
+    subject: SubjectName
+
+
 class SchemaEncoders:
     """Encoders of values in the wire format.
 
     Args:
         client: client of the registry.
         form: format of the payloads.
-        schemas: see ``SchemaRegistry``.
-        use_latest: see ``SchemaRegistry``, ``use_latest_version``.
-        auto_register: see ``SchemaRegistry``.
-        subject: see ``SchemaRegistry``.
+        options: options of the registry's codec.
         on_schema: called before the first use of a schema; its arguments are the schema, the topic, and True for keys
             or False for values.
     """
 
-    def __init__(  # noqa: PLR0913 - its options
+    def __init__(
         self,
         client: RegistryClient,
         form: Format,
-        *,
-        schemas: Mapping[str, str],
-        use_latest: bool,
-        auto_register: bool,
-        subject: SubjectName,
+        options: _WriteOptions,
         on_schema: Callable[[Schema, str, bool], None],
     ) -> None:
-        self._client, self._format, self._on_schema = client, form, on_schema
-        self._schemas, self._subject = schemas, subject
-        self._use_latest, self._auto_register = use_latest, auto_register
+        self._client, self._format, self._options, self._on_schema = client, form, options, on_schema
         self._writers: dict[_EncoderKey, tuple[bytes, PayloadWriter]] = {}
         """Headers and writers of the values."""
         self._lookups = SharedLookup()
@@ -104,12 +105,12 @@ class SchemaEncoders:
         return header + payload
 
     async def _create_writer(self, key: _EncoderKey, value: object) -> None:
-        text = self._schemas.get(key.schemas_key)
+        text = self._options.schemas.get(key.schemas_key)
         subject = self._subject_of(key, text, value)
         has_local_schema = text is not None or self._format.is_by_class
         schema = await (
             self._local_schema(subject, text, value)
-            if has_local_schema and not self._use_latest
+            if has_local_schema and not self._options.use_latest
             else self._latest(subject, key.schemas_key)
         )
         try:
@@ -125,7 +126,7 @@ class SchemaEncoders:
         schema = await self._client.latest(subject)
         if schema is None:
             schemas = "" if self._format.is_by_class else f"schemas={{{schemas_key!r}: ...}} and "
-            instead = " in place of use_latest_version" if self._use_latest else ""
+            instead = " in place of use_latest_version" if self._options.use_latest else ""
             raise PublishError(
                 f"no schema is registered under {subject!r} - register one, or set {schemas}auto_register=True{instead}"
             )
@@ -161,7 +162,7 @@ class SchemaEncoders:
 
         schema = RegistrySchema(text, self._format.kind, [SchemaReference(*one) for one in references])
         found = await self._client.look_up(subject, schema)
-        if found is None and self._auto_register:
+        if found is None and self._options.auto_register:
             await self._client.register(subject, schema)
             found = await self._client.look_up(subject, schema)
         if found is None:
@@ -174,15 +175,15 @@ class SchemaEncoders:
     def _subject_of(self, key: _EncoderKey, text: str | None, value: object) -> str:
         try:
             return subject_of(
-                self._subject,
+                self._options.subject,
                 key.topic,
                 is_key=key.is_key,
                 record_name=lambda: self._format.record_name(text, value),
             )
         except Exception as error:
             raise PublishError(
-                f"subject={self._subject!r} requires a name of the schema for {key.schemas_key!r}: {_reason_of(error)}"
-                f" - set schemas={{{key.schemas_key!r}: ...}} to a schema with a name"
+                f"subject={self._options.subject!r} requires a name of the schema for {key.schemas_key!r}:"
+                f" {_reason_of(error)} - set schemas={{{key.schemas_key!r}: ...}} to a schema with a name"
             ) from error
 
 
@@ -280,11 +281,13 @@ class SchemaRegistry:
         self._encoders = SchemaEncoders(
             self._client,
             self._format,
-            schemas={topic: _schema_text(topic, given) for topic, given in (schemas or {}).items()},
-            use_latest=use_latest_version,
-            auto_register=auto_register,
-            subject=subject,
-            on_schema=self._on_schema_used,
+            _WriteOptions(
+                {topic: _schema_text(topic, given) for topic, given in (schemas or {}).items()},
+                use_latest_version,
+                auto_register,
+                subject,
+            ),
+            self._on_schema_used,
         )
         self._subject = subject
         self._values, self._keys = (

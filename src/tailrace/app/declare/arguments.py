@@ -1,6 +1,8 @@
-"""Readers of a record's value, key and headers for the parameters of a handler.
+"""Arguments of handlers and providers: the readers of a record's value, key and headers, and their binding.
 
-Readers are created when the app starts, so that reading a record takes little time.
+Each parameter has a reader, a function that returns its argument. Readers are created when the app starts, so that
+reading a record takes little time. A unit is the record, or the list of records of a batch, for which a handler is
+called.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from tailrace.app.declare.parameters import HeaderSource, KeySource, Parameter
+from tailrace.app.declare.parameters import Header, Parameter
 from tailrace.codecs.annotations import described, split_none
 from tailrace.codecs.json_codec import JsonCodec, text_decoder, topic_reader
 from tailrace.codecs.protocols import AnyCodec, Codec, Decode, RecordCodec, TopicReader
@@ -31,6 +33,7 @@ __all__ = [
     "create_binding",
     "create_key_or_header_reader",
     "create_value_reader",
+    "ignoring_opened",
     "place_of",
 ]
 
@@ -63,6 +66,11 @@ class Binding:
     positional: tuple[Reader, ...]
     by_keyword: tuple[tuple[str, Reader], ...]
     bind: Bind
+
+
+def ignoring_opened(read: Callable[[Any], object]) -> Reader:
+    """Return a reader that calls ``read`` with the unit only."""
+    return lambda unit, _opened: read(unit)
 
 
 def create_binding(parameters: Sequence[Parameter], readers: Sequence[Reader]) -> Binding:
@@ -162,31 +170,30 @@ def create_value_reader(
 
 
 def create_key_or_header_reader(
-    source: KeySource | HeaderSource, where: str, name: str, reader: TopicReader | None = None
+    parameter: Parameter, where: str, reader: TopicReader | None = None
 ) -> Callable[[Record], object]:
     """Return a function that reads the argument for a parameter from a record's key or header.
 
     The function raises DecodeError if the key or header cannot be decoded, or is missing and required.
 
     Args:
-        source: Key or header.
+        parameter: Parameter whose source is the key or a header.
         where: Name of the function in errors.
-        name: Name of the parameter in errors.
         reader: Reader whose decoder is used; None to use ``text_decoder``.
 
     Raises:
         ConfigurationError: The type is not supported.
     """
-    annotation = source.annotation
+    name, annotation, source = parameter.name, parameter.annotation, parameter.source
     decode = _create_decoder(
         _topic_ignoring_text_decoder if reader is None else reader.decoder, annotation, where, name
     )
-    has_default, is_nullable = source.default is not _EMPTY, split_none(annotation)[1]
-    default = source.default if has_default else None
+    has_default, is_nullable = parameter.default is not _EMPTY, split_none(annotation)[1]
+    default = parameter.default if has_default else None
     is_required = not has_default and not is_nullable
     find: Callable[[Record], bytes | None] = _key
     part = "key"
-    if isinstance(source, HeaderSource):
+    if isinstance(source, Header):
         find, part = _last_header(source.name), f"header {source.name!r}"
 
     def read(record: Record) -> object:

@@ -18,18 +18,14 @@ from tailrace.app.declare.arguments import (
     Reader,
     create_binding,
     create_key_or_header_reader,
+    ignoring_opened,
 )
 from tailrace.app.declare.parameters import (
-    DefaultSource,
-    DependencySource,
     Depends,
-    HeaderSource,
-    KeySource,
+    Header,
     Parameter,
     Provider,
-    RecordSource,
     Scope,
-    ValueSource,
     read_signature,
 )
 from tailrace.app.function_kinds import FunctionKind, identity_of, kind_of, name_of
@@ -108,13 +104,13 @@ class DependencyPlan:
         Raises:
             ConfigurationError: The parameter needs something that the scope does not have, or its provider is invalid.
         """
-        source, label = parameter.source, f"{where}: parameter {parameter.name!r}"
-        match source:
-            case DefaultSource(value):
-                return lambda _unit, _opened: value
-            case DependencySource(depends):
+        label = f"{where}: parameter {parameter.name!r}"
+        match parameter.source:
+            case "default":
+                return lambda _unit, _opened: parameter.default
+            case Depends() as depends:
                 return _dependency_reader(self._dependency(depends, label, where, scope))
-            case ValueSource():
+            case "value":
                 raise ConfigurationError(f"{label} takes the value, which only handlers receive")
             case _ if scope == "app":
                 raise ConfigurationError(
@@ -126,13 +122,15 @@ class DependencyPlan:
                     f"{label} needs a single record, but a batch handler receives many - add a parameter for the batch,"
                     " annotated with `list[Record]`, and read the keys and headers of its records"
                 )
-            case RecordSource():
+            case "record":
                 return lambda record, _opened: record
-            case KeySource() if self._key_reader is not None and split_none(source.annotation)[0] is not bytes:
-                self.prefetch_reader = self._key_reader
-                return _ignoring_opened(create_key_or_header_reader(source, where, parameter.name, self._key_reader))
-            case KeySource() | HeaderSource():
-                return _ignoring_opened(create_key_or_header_reader(source, where, parameter.name))
+            case Header():
+                return ignoring_opened(create_key_or_header_reader(parameter, where))
+            case _:
+                reader = None if split_none(parameter.annotation)[0] is bytes else self._key_reader
+                if reader is not None:
+                    self.prefetch_reader = reader
+                return ignoring_opened(create_key_or_header_reader(parameter, where, reader))
 
     def _dependency(self, depends: Depends, label: str, dependent: str, dependent_scope: Scope) -> Dependency:
         """Return the dependency for a parameter of the function ``dependent``; plan it if it is not planned yet."""
@@ -229,11 +227,6 @@ def _opener(
         return value
 
     return open_dependency
-
-
-def _ignoring_opened(read: Callable[[Any], object]) -> Reader:
-    """Return a reader that calls ``read`` with the unit only."""
-    return lambda unit, _opened: read(unit)
 
 
 def _dependency_reader(dependency: Dependency) -> Reader:

@@ -1,7 +1,6 @@
-"""Markers in the annotations of parameters, and sources from which parameters get their arguments.
+"""Parameters of handlers and providers: the markers in their annotations, and the source of each argument.
 
-``declare.signature`` derives the source of each parameter from its annotation. ``declare.parameter_readers`` and
-``declare.dependencies`` create the functions that read the arguments from the sources.
+``declare.arguments`` and ``declare.dependencies`` create the functions that read the arguments from the sources.
 """
 
 from __future__ import annotations
@@ -21,18 +20,12 @@ from tailrace.records import Record
 
 __all__ = [
     "ArgumentSource",
-    "DefaultSource",
-    "DependencySource",
     "Depends",
     "Header",
-    "HeaderSource",
     "Key",
-    "KeySource",
     "Parameter",
     "Provider",
-    "RecordSource",
     "Scope",
-    "ValueSource",
     "read_signature",
     "returns_nothing",
 ]
@@ -81,57 +74,12 @@ class Depends:
     scope: Scope = "record"
 
 
-# ---- sources of arguments ---------------------------------------------------------------------------------
-# The attribute ``default`` is ``inspect.Parameter.empty`` if the parameter has no default.
+ArgumentSource: TypeAlias = Literal["value", "record", "default"] | type[Key] | Header | Depends
+"""Source of an argument: the marker of the parameter, or without a marker:
 
-
-@dataclass(frozen=True, slots=True)
-class ValueSource:
-    """Source of a parameter without a marker: the decoded value of the record, or the values of a batch."""
-
-    annotation: object
-
-
-@dataclass(frozen=True, slots=True)
-class RecordSource:
-    """Source of a parameter annotated with ``Record``: the record itself, not decoded."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeySource:
-    """Source of a parameter marked with ``Key``: the record's decoded key."""
-
-    annotation: object
-    default: object
-
-
-@dataclass(frozen=True, slots=True)
-class HeaderSource:
-    """Source of a parameter marked with ``Header``: the decoded header ``name`` of the record."""
-
-    name: str
-    annotation: object
-    default: object
-
-
-@dataclass(frozen=True, slots=True)
-class DependencySource:
-    """Source of a parameter marked with ``Depends``: the result of the provider."""
-
-    depends: Depends
-
-
-@dataclass(frozen=True, slots=True)
-class DefaultSource:
-    """Source of a parameter that keeps its default.
-
-    The default is passed explicitly only if a later positional parameter needs an argument.
-    """
-
-    value: object
-
-
-ArgumentSource: TypeAlias = ValueSource | RecordSource | KeySource | HeaderSource | DependencySource | DefaultSource
+``"value"`` for the decoded value of the record, or the values of a batch; ``"record"`` for the record itself, not
+decoded; ``"default"`` for the default, which is passed only if a later positional parameter needs an argument.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +87,15 @@ class Parameter:
     """Parameter of a function, and the source of its argument.
 
     Attributes:
+        annotation: Type of the argument, without the marker.
+        default: Default; ``inspect.Parameter.empty`` if there is none.
         by_keyword: True for a keyword-only parameter.
     """
 
     name: str
     source: ArgumentSource
+    annotation: object
+    default: object
     by_keyword: bool
 
 
@@ -212,33 +164,34 @@ def read_signature(function: Callable[..., object], where: str, *, is_provider: 
             )
         if one.name in filled_in:
             continue
-        source = _source_of(one, namespace, label, can_keep_default=is_provider and one.default is not _EMPTY)
-        if isinstance(source, ValueSource):
+        can_keep_default = is_provider and one.default is not _EMPTY
+        source, annotation = _source_of(one, namespace, label, can_keep_default=can_keep_default)
+        if source == "value":
             if one.default is not _EMPTY and (is_provider or value_parameter is not None or by_keyword):
-                source = DefaultSource(one.default)
+                source = "default"
             else:
                 _check_value_parameter(label, one, value_parameter, is_provider=is_provider)
                 value_parameter = one.name
-        found.append(Parameter(one.name, source, by_keyword))
+        found.append(Parameter(one.name, source, annotation, one.default, by_keyword))
     return _without_trailing_defaults(found)
 
 
 def _source_of(
     parameter: inspect.Parameter, namespace: dict[str, Any], label: str, *, can_keep_default: bool
-) -> ArgumentSource:
-    """Return the source that the marker of a parameter names; without a marker, the record or its value.
+) -> tuple[ArgumentSource, object]:
+    """Return the source that the marker of a parameter names, and the type of the argument.
 
-    With ``can_keep_default``, a parameter whose annotation cannot be evaluated keeps its default.
+    Without a marker, the source is the record or its value. With ``can_keep_default``, a parameter whose annotation
+    cannot be evaluated keeps its default.
     """
-    default = parameter.default
-    _check_default(default, label)
+    _check_default(parameter.default, label)
     if parameter.annotation is _EMPTY:
-        return ValueSource(_EMPTY)
+        return "value", _EMPTY
     try:
         annotation = resolve(parameter.annotation, namespace, label)
     except ConfigurationError:
         if can_keep_default and "Annotated" not in str(parameter.annotation):
-            return DefaultSource(default)  # The annotation may be in a library, where the user cannot change it.
+            return "default", _EMPTY  # The annotation may be in a library, where the user cannot change it.
         raise
     if any(typing.get_origin(part) is Record for part in parts(annotation)):
         raise ConfigurationError(
@@ -253,23 +206,23 @@ def _source_of(
     if not marks:
         _check_no_marker(annotation, label)
         bare = typing.get_args(annotation)[0] if extras else annotation
-        return RecordSource() if bare is Record else ValueSource(annotation)
+        return "record" if bare is Record else "value", annotation
     others = tuple(one for one in extras if not _is_marker(one))
     inner = typing.get_args(annotation)[0]
-    return _source_of_marker(marks[0], Annotated[(inner, *others)] if others else inner, default, label)
+    return _checked_marker(marks[0], label), Annotated[(inner, *others)] if others else inner
 
 
-def _source_of_marker(marker: object, annotation: object, default: object, label: str) -> ArgumentSource:
+def _checked_marker(marker: object, label: str) -> ArgumentSource:
     match marker:
         case Depends():
-            return DependencySource(marker)
+            return marker
         case Header(str(name)) if name:
-            return HeaderSource(name, annotation, default)
+            return marker
         case Header() | type() if marker is not Key:
             complete = "Depends(provider)" if marker is Depends else "Header('name')"
             raise ConfigurationError(f"{label}: the marker lacks its argument - write Annotated[T, {complete}]")
         case _:
-            return KeySource(annotation, default)
+            return Key
 
 
 def _check_value_parameter(label: str, parameter: inspect.Parameter, earlier: str | None, *, is_provider: bool) -> None:
@@ -300,9 +253,9 @@ def _check_value_parameter(label: str, parameter: inspect.Parameter, earlier: st
 def _without_trailing_defaults(found: list[Parameter]) -> tuple[Parameter, ...]:
     """Remove parameters that keep their defaults: keyword-only ones, and the last positional ones."""
     positional = [one for one in found if not one.by_keyword]
-    while positional and isinstance(positional[-1].source, DefaultSource):
+    while positional and positional[-1].source == "default":
         positional.pop()
-    return (*positional, *(one for one in found if one.by_keyword and not isinstance(one.source, DefaultSource)))
+    return (*positional, *(one for one in found if one.by_keyword and one.source != "default"))
 
 
 def _check_default(default: object, label: str) -> None:

@@ -22,11 +22,11 @@ from tailrace.app.declare.arguments import (
     ValueReader,
     create_binding,
     create_value_reader,
+    ignoring_opened,
 )
 from tailrace.app.declare.dependencies import Dependency, DependencyPlan, Overrides, open_dependencies, open_into
-from tailrace.app.declare.parameters import Parameter, RecordSource, ValueSource, read_signature
+from tailrace.app.declare.parameters import Parameter, read_signature
 from tailrace.app.function_kinds import FunctionKind, handler_kind, name_of
-from tailrace.app.options import check_codec
 from tailrace.batches.columns import arrow_of
 from tailrace.codecs.annotations import described, parts
 from tailrace.codecs.protocols import AnyCodec, TopicReader
@@ -266,15 +266,14 @@ def prepare(
         ConfigurationError: a parameter has no source for its argument, or has an unsupported type.
     """
     is_async, where = handler_kind(function) is FunctionKind.COROUTINE, f"handler {name_of(function)}"
-    check_codec(codec, where)
     plan = DependencyPlan(where, overrides, is_batch=is_batch, codec=None if is_batch else codec)
     unit_reader: _UnitReader | None = None
     readers: list[Reader] = []
     parameters = read_signature(function, where)
     for one in parameters:
-        if isinstance(one.source, ValueSource):
-            unit_reader = (_batch_reader if is_batch else _record_reader)(one, one.source.annotation, codec, where)
-            readers.append(_ignoring_opened(unit_reader.read))
+        if one.source == "value":
+            unit_reader = (_batch_reader if is_batch else _record_reader)(one, codec, where)
+            readers.append(ignoring_opened(unit_reader.read))
         else:
             readers.append(plan.reader(one, where))
     if is_batch and unit_reader is None:
@@ -289,7 +288,7 @@ def prepare(
     can_call_directly = len(bound.positional) == 1 and not bound.by_keyword and prefetch is None
     direct_call: DirectCall | None = None
     if is_async and can_call_directly:
-        if isinstance(parameters[0].source, RecordSource):
+        if parameters[0].source == "record":
             direct_call = function
         elif unit_reader is not None:
             direct_call = _direct_call(function, unit_reader, is_batch=is_batch)
@@ -397,18 +396,18 @@ def _refuse_call(where: str) -> Call:
 # ---- readers ---------------------------------------------------------------------------------------------------------
 
 
-def _record_reader(parameter: Parameter, annotation: object, codec: AnyCodec, where: str) -> _UnitReader:
-    if any(part is Record for part in parts(annotation)):
+def _record_reader(parameter: Parameter, codec: AnyCodec, where: str) -> _UnitReader:
+    if any(part is Record for part in parts(parameter.annotation)):
         raise ConfigurationError(
             f"{where}: parameter {parameter.name!r}: a record is never null, and only a batch handler receives several"
             " - annotate the parameter with `Record`, or declare the handler with batch=Batch()"
         )
-    value_reader = create_value_reader(annotation, codec, where, parameter.name)
+    value_reader = create_value_reader(parameter.annotation, codec, where, parameter.name)
     return _UnitReader(value_reader.read, value_reader)
 
 
-def _batch_reader(parameter: Parameter, annotation: object, codec: AnyCodec, where: str) -> _UnitReader:
-    label = f"{where}: parameter {parameter.name!r}"
+def _batch_reader(parameter: Parameter, codec: AnyCodec, where: str) -> _UnitReader:
+    annotation, label = parameter.annotation, f"{where}: parameter {parameter.name!r}"
     if (read_table := table_reader(annotation, label)) is not None:
         return _UnitReader(read_table, None)
     if typing.get_origin(annotation) is not list:
@@ -462,11 +461,6 @@ def _batch_decoder(value_reader: ValueReader) -> Callable[[list[Record]], list[o
     if value_reader.is_bytes:
         return return_bytes
     return decode_records if decode is None else decode_values
-
-
-def _ignoring_opened(read: Callable[[Any], object]) -> Reader:
-    """Return a reader that calls ``read`` with the unit only."""
-    return lambda unit, _opened: read(unit)
 
 
 def _return_record(record: Record) -> Record:

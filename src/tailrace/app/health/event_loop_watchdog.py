@@ -117,7 +117,7 @@ class Watchdog:
     def _tick(self, stopping: threading.Event) -> None:
         if stopping.is_set():
             return
-        now, depth, frame = self._loop.time(), 0, sys._getframe().f_back  # noqa: SLF001 - a documented function
+        now, depth, frame = self._loop.time(), 0, sys._getframe().f_back
         while frame is not None:
             depth, frame = depth + 1, frame.f_back
         if self._last_tick is not None:
@@ -176,7 +176,7 @@ class Watchdog:
 
 def _stack(last: _Tick) -> list[StackFrame]:
     """Return the frames above the loop's own frames, innermost first; an empty list while the loop is idle."""
-    frame = sys._current_frames().get(last.thread_id)  # noqa: SLF001 - a documented function
+    frame = sys._current_frames().get(last.thread_id)
     frames = []
     while frame is not None:
         frames.append(frame_position(frame))
