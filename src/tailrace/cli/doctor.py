@@ -19,9 +19,18 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from tailrace.admin.diagnosis.findings import Finding, Level, exit_code
-from tailrace.admin.diagnosis.needs import ClusterNeeds, GroupNeeds, TopicNeeds, TopicRole
-from tailrace.admin.diagnosis.wording import CommandLines, counted, named
+from tailrace.admin.diagnosis.findings import (
+    ClusterNeeds,
+    CommandLines,
+    Finding,
+    GroupNeeds,
+    Level,
+    TopicNeeds,
+    TopicRole,
+    counted,
+    exit_code,
+    named,
+)
 from tailrace.cli.options import CONNECTION_HELP, add_connection_options, connection_settings, seconds
 from tailrace.cli.output import write_json
 from tailrace.errors import ConfigurationError, TailraceError
@@ -94,8 +103,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 async def run(options: argparse.Namespace) -> int:
     """Check the cluster and print the findings; return 2 after a problem, 1 after a warning with --strict, else 0."""
-    from tailrace.admin.diagnosis.brokers import reason_and_advice
-    from tailrace.admin.diagnosis.examination import examine
+    from tailrace.admin.diagnosis.examination import Examination
+    from tailrace.admin.diagnosis.facts import reason_and_advice
     from tailrace.admin.diagnosis.software import software_facts, software_findings
 
     report = _JsonReport() if options.json else _TextReport()
@@ -109,7 +118,7 @@ async def run(options: argparse.Namespace) -> int:
         reason, advice = reason_and_advice(error)
         report.add([_app_problem(options, reason, advice)])
     else:
-        await examine(
+        await Examination(
             config,
             needs_of,
             _commands(options, config),
@@ -117,7 +126,7 @@ async def run(options: argparse.Namespace) -> int:
             now_ms=lambda: time.time() * 1000,
             timeout_s=options.timeout,
             interval_s=_interval_s(options, config),
-        )
+        ).run()
     report.end()
     return exit_code(report.findings, strict=options.strict)
 

@@ -13,8 +13,7 @@ from tailrace.admin.diagnosis.broker_findings import (
     VoterFacts,
     broker_findings,
 )
-from tailrace.admin.diagnosis.findings import Level
-from tailrace.admin.diagnosis.wording import CommandLines
+from tailrace.admin.diagnosis.findings import CommandLines, Level
 
 NEWEST = {"metadata.version": 30, "group.version": 1, "transaction.version": 2}
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.admin.diagnosis.findings import Finding, Level, exit_code
-from tailrace.admin.diagnosis.wording import CommandLines, duration, named
+from tailrace.admin.diagnosis.findings import CommandLines, Finding, Level, duration, exit_code, named
 
 
 def of(level: Level) -> Finding:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tailrace.admin.diagnosis.findings import Finding, Level
+from tailrace.admin.diagnosis.findings import CommandLines, Finding, GroupNeeds, Level
 from tailrace.admin.diagnosis.group_findings import (
     OLD,
     VERY_OLD,
@@ -16,8 +16,6 @@ from tailrace.admin.diagnosis.group_findings import (
     PartitionFacts,
     group_findings,
 )
-from tailrace.admin.diagnosis.needs import GroupNeeds
-from tailrace.admin.diagnosis.wording import CommandLines
 from tailrace.records import TopicPartition
 
 APP = GroupNeeds("billing", frozenset({"orders"}), "classic", ("cooperative-sticky",), "tailrace run shop:billing")

@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tailrace.admin.diagnosis.findings import Finding, Level
-from tailrace.admin.diagnosis.needs import TopicNeeds, TopicRole
+from tailrace.admin.diagnosis.findings import CommandLines, Finding, Level, TopicNeeds, TopicRole
 from tailrace.admin.diagnosis.topic_findings import TopicFacts, TopicsFacts, topic_findings
-from tailrace.admin.diagnosis.wording import CommandLines
 from tailrace.error_codes import ErrorCode
 from tailrace.protocol.metadata import PartitionMetadata, TopicMetadata
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tailrace.admin.diagnosis.findings import Finding, Level
-from tailrace.admin.diagnosis.wording import CommandLines, counted, duration, named
+from tailrace.admin.diagnosis.findings import CommandLines, Finding, Level, Subject, counted, duration, named
 
 __all__ = ["BrokerFacts", "ClockReading", "ClusterFacts", "VoterFacts", "broker_findings"]
 
@@ -127,10 +126,9 @@ def _bootstrap_findings(facts: ClusterFacts, commands: CommandLines) -> Iterator
             if not facts.brokers
             else "clients that know only this address cannot start"
         )
-        yield Finding(
-            "bootstrap",
+        yield Subject("bootstrap_servers").finding(
             level,
-            "bootstrap_servers",
+            "bootstrap",
             f"{one.failure}; {consequence}",
             one.hint or "correct bootstrap_servers, or start the broker",
             commands.connect(one.host, one.port),
@@ -143,20 +141,16 @@ def _reachability_findings(facts: ClusterFacts, commands: CommandLines) -> Itera
         if one.failure:
             yield _unreachable_finding(one, bootstrap_hosts, commands)
         elif one.round_trip_ms >= _SLOW_MS:
-            yield Finding(
+            yield Subject(f"broker {one.node_id}").warning(
                 "broker.slow",
-                Level.WARNING,
-                f"broker {one.node_id}",
                 f"answers an empty request in {duration(one.round_trip_ms)} at {one.address}",
                 "check the load of the broker and the network",
                 f"ping -c 5 {one.host}",
             )
     yield from _shared_address_findings(facts.brokers, commands)
     for one in facts.fenced:
-        yield Finding(
+        yield Subject(f"broker {one.node_id}").problem(
             "broker.fenced",
-            Level.PROBLEM,
-            f"broker {one.node_id}",
             "is registered, but the controllers receive no heartbeats from it, so it takes no part in the cluster",
             f"start broker {one.node_id}; its last address was {one.address}",
             commands.connect(one.host, one.port),
@@ -164,17 +158,13 @@ def _reachability_findings(facts: ClusterFacts, commands: CommandLines) -> Itera
     if reached := facts.reached:
         times = sorted(round(one.round_trip_ms) for one in reached)
         span = f"{times[0]} ms" if times[0] == times[-1] else f"{times[0]} to {times[-1]} ms"
-        yield Finding(
+        yield Subject("brokers").ok(
             "broker.reachable",
-            Level.OK,
-            "brokers",
             f"{len(reached)} of {len(facts.brokers)} answer under their advertised names, in {span}",
         )
     if len(facts.brokers) + len(facts.fenced) == 1:
-        yield Finding(
+        yield Subject("brokers").warning(
             "broker.single",
-            Level.WARNING,
-            "brokers",
             "the cluster has 1 broker: while it is down, nothing can be read or written",
             "in production, run at least 3 brokers",
             commands.kafka("kafka-metadata-quorum", "describe", "--status"),
@@ -194,10 +184,8 @@ def _unreachable_finding(broker: BrokerFacts, bootstrap_hosts: Collection[str], 
             f"check that broker {broker.node_id} runs, and that its advertised.listeners is an address that this host"
             " reaches"
         )
-    return Finding(
+    return Subject(f"broker {broker.node_id}").problem(
         "broker.unreachable",
-        Level.PROBLEM,
-        f"broker {broker.node_id}",
         f"does not answer under its advertised name: {broker.failure}",
         advice,
         commands.connect(broker.host, broker.port),
@@ -210,10 +198,8 @@ def _shared_address_findings(brokers: Sequence[BrokerFacts], commands: CommandLi
         by_address.setdefault(one.address, []).append(one.node_id)
     for address, ids in by_address.items():
         if len(ids) > 1:
-            yield Finding(
+            yield Subject(f"brokers {named(ids)}").problem(
                 "broker.address",
-                Level.PROBLEM,
-                f"brokers {named(ids)}",
                 f"all advertise {address}, so that requests reach the wrong broker",
                 "give each broker an address of its own in advertised.listeners",
                 commands.kafka("kafka-broker-api-versions"),
@@ -226,10 +212,8 @@ def _version_findings(reached: Sequence[BrokerFacts], commands: CommandLines) ->
         releases.setdefault(one.release or "unknown", []).append(one.node_id)
     if len(releases) > 1:
         each = "; ".join(f"{release}: broker {named(ids)}" for release, ids in sorted(releases.items()))
-        yield Finding(
+        yield Subject("versions").warning(
             "version.mixed",
-            Level.WARNING,
-            "versions",
             f"brokers run different releases of Kafka: {each}",
             "finish the rolling upgrade",
             commands.kafka("kafka-broker-api-versions"),
@@ -239,27 +223,21 @@ def _version_findings(reached: Sequence[BrokerFacts], commands: CommandLines) ->
     first = reached[0]
     supported, finalized = first.supported.get("metadata.version", 0), first.finalized.get("metadata.version", 0)
     if not supported:
-        yield Finding(
+        yield Subject("versions").ok(
             "version",
-            Level.OK,
-            "versions",
             "Kafka before 3.3; the brokers support all requests that tailrace needs",
         )
     elif finalized < supported:
-        yield Finding(
+        yield Subject("versions").warning(
             "version.finalized",
-            Level.WARNING,
-            "versions",
             f"Kafka {release}, but the upgrade is not finalized: metadata.version is {finalized}"
             f" ({_release_of(finalized)}), the brokers support {supported} ({release})",
             "finalize the upgrade once a downgrade is no longer needed",
             commands.kafka("kafka-features", "upgrade", "--release-version", release),
         )
     else:
-        yield Finding(
+        yield Subject("versions").ok(
             "version",
-            Level.OK,
-            "versions",
             f"Kafka {release} (metadata.version {finalized}); the brokers support all requests that tailrace needs",
         )
 
@@ -280,20 +258,16 @@ def _feature_findings(
     transactions = min(one.finalized.get("transaction.version", 0) for one in reached)
     if needs_consumer_protocol and not available:
         reason = f"broker {named(without)} does not support it" if without else f"group.version is {level}"
-        yield Finding(
+        yield Subject("features").problem(
             "feature.consumer-protocol",
-            Level.PROBLEM,
-            "features",
             f"the app has group_protocol='consumer' (KIP-848), but {reason}: its members cannot join",
             "upgrade the brokers to Kafka 4.0 or newer and finalize the upgrade, or set group_protocol='classic'",
             commands.kafka("kafka-features", "describe"),
         )
         return
     consumer = "available" if available else "not available, groups use the classic protocol"
-    yield Finding(
+    yield Subject("features").ok(
         "feature",
-        Level.OK,
-        "features",
         f"KIP-848 (group_protocol='consumer') is {consumer}; transaction.version is {transactions}"
         + (", of which tailrace uses version 1" if transactions > 1 else ""),
     )
@@ -301,10 +275,8 @@ def _feature_findings(
 
 def _controller_findings(facts: ClusterFacts, commands: CommandLines) -> Iterator[Finding]:
     if facts.is_quorum_silent:
-        yield Finding(
+        yield Subject("controllers").problem(
             "controller.silent",
-            Level.PROBLEM,
-            "controllers",
             f"no active controller answers: {facts.no_quorum}; until one does, no partition leader is elected and no"
             " topic is created",
             "start the controllers; a majority of them must run",
@@ -315,9 +287,7 @@ def _controller_findings(facts: ClusterFacts, commands: CommandLines) -> Iterato
     behind = [one for one in facts.voters if one.behind_ms is None or one.behind_ms > _BEHIND_MS]
     following, majority = len(facts.voters) - len(behind), len(facts.voters) // 2 + 1
     if not behind:
-        yield Finding(
-            "controller", Level.OK, "controllers", f"{following} of {len(facts.voters)} follow the metadata log"
-        )
+        yield Subject("controllers").ok("controller", f"{following} of {len(facts.voters)} follow the metadata log")
         return
     states = ", ".join(
         f"controller {one.node_id} "
@@ -334,10 +304,8 @@ def _controller_findings(facts: ClusterFacts, commands: CommandLines) -> Iterato
     else:
         condition = "if one more controller fails" if spare == 0 else "without a majority"
         consequence = f"{condition}, no partition leader is elected and no topic is created"
-    yield Finding(
+    yield Subject("controllers").warning(
         "controller.behind",
-        Level.WARNING,
-        "controllers",
         f"{following} of {len(facts.voters)} follow the metadata log; {states}; {consequence}",
         "start the controllers that are down",
         commands.kafka("kafka-metadata-quorum", "describe", "--replication"),
@@ -347,7 +315,7 @@ def _controller_findings(facts: ClusterFacts, commands: CommandLines) -> Iterato
 def _clock_finding(facts: ClusterFacts) -> Finding:
     clock = facts.clock
     if clock is None:
-        return Finding("clock", Level.SKIPPED, "clocks", f"not compared: {facts.no_quorum or 'no controller answered'}")
+        return Subject("clocks").skipped("clock", f"not compared: {facts.no_quorum or 'no controller answered'}")
     if abs(clock.ahead_ms) <= clock.error_ms:
         difference = f"controller {clock.node_id} and this host agree"
     else:
@@ -355,11 +323,10 @@ def _clock_finding(facts: ClusterFacts) -> Finding:
         difference = f"controller {clock.node_id} is {duration(abs(clock.ahead_ms))} {side} this host"
     text = f"{difference}, ± {clock.error_ms:.0f} ms; the clocks of other brokers cannot be read"
     if abs(clock.ahead_ms) - clock.error_ms < _SKEW_MS:
-        return Finding("clock", Level.OK, "clocks", text)
-    return Finding(
-        "clock.skew",
+        return Subject("clocks").ok("clock", text)
+    return Subject("clocks").finding(
         Level.PROBLEM if abs(clock.ahead_ms) - clock.error_ms >= _BAD_SKEW_MS else Level.WARNING,
-        "clocks",
+        "clock.skew",
         f"{text}: delays of retry topics, retention and the validity of tokens are off by as much",
         "synchronize the clocks of all hosts by NTP",
         "timedatectl timesync-status",

@@ -5,29 +5,43 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from tailrace.admin.diagnosis.broker_findings import ClusterFacts, broker_findings
-from tailrace.admin.diagnosis.brokers import ReachedCluster, reach_bootstrap, reach_brokers, reason_and_advice
-from tailrace.admin.diagnosis.findings import Finding, Level
+from tailrace.admin.diagnosis.facts import (
+    GroupState,
+    ReachedCluster,
+    all_topics,
+    group_facts,
+    log_sizes,
+    named_topics,
+    reach_bootstrap,
+    reach_brokers,
+    read_group_state,
+    reason_and_advice,
+    topics_with_settings,
+)
+from tailrace.admin.diagnosis.findings import (
+    ClusterNeeds,
+    CommandLines,
+    Finding,
+    GroupNeeds,
+    Subject,
+    TopicRole,
+    allowed,
+)
 from tailrace.admin.diagnosis.group_findings import GroupFacts, group_findings
-from tailrace.admin.diagnosis.groups import GroupState, group_facts, log_sizes, read_group_state
-from tailrace.admin.diagnosis.needs import ClusterNeeds, GroupNeeds, TopicRole
-from tailrace.admin.diagnosis.permissions import allowed
 from tailrace.admin.diagnosis.topic_findings import TopicFacts, TopicsFacts, topic_findings
-from tailrace.admin.diagnosis.topics import all_topics, named_topics, topics_with_settings
-from tailrace.admin.diagnosis.wording import CommandLines
 from tailrace.config import ConsumerConfig
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import TailraceError
 from tailrace.net.cluster import Cluster
 from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED
 
-__all__ = ["examine"]
+__all__ = ["Examination"]
 
 ResultT = TypeVar("ResultT")
-Report: TypeAlias = Callable[[Iterable[Finding]], None]
 
 _REACH_S = 5.0
 """Maximum time to connect to a broker and to get a first response."""
@@ -36,198 +50,150 @@ _REQUEST_S = 10.0
 _OFFSETS_TOPIC = "__consumer_offsets"
 
 
-class _Checks:
-    """Reports findings, and runs requests with a time limit; the failure of a request becomes a finding.
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Examination of a cluster, whose findings are reported section by section."""
 
-    Args:
-        report: function that is called with findings.
-        request_s: maximum time of a request, in seconds.
-    """
+    config: ConsumerConfig
+    """Options of the connections."""
+    needs_of: Callable[[Collection[str]], ClusterNeeds]
+    """Function that is called with the names of all topics, and returns the topics and groups to check."""
+    commands: CommandLines
+    """Command lines that the findings recommend."""
+    report: Callable[[Iterable[Finding]], None]
+    """Function that is called with the findings of each section."""
+    now_ms: Callable[[], float]
+    """Function that returns this host's time, in milliseconds since 1970."""
+    timeout_s: float
+    """Maximum time of the examination, in seconds; ``interval_s`` is added to it."""
+    interval_s: float
+    """Time in seconds after which the state of groups is read again, to see whether offsets change."""
 
-    def __init__(self, report: Report, request_s: float) -> None:
-        self.report, self.request_s = report, request_s
+    @property
+    def _request_s(self) -> float:
+        return min(self.timeout_s, _REQUEST_S)
 
-    async def result(self, what: str, attempt: Coroutine[Any, Any, ResultT]) -> ResultT | None:
-        """Return the result of ``attempt``; if it fails, report that ``what`` was not checked, and return None."""
+    async def run(self) -> None:
+        """Examine the cluster."""
         try:
-            async with asyncio.timeout(self.request_s):
-                return await attempt
+            async with asyncio.timeout(self.timeout_s + self.interval_s):
+                await self._examine()
         except TimeoutError:
-            self.skip(what, f"no answer within {self.request_s:.0f} s")
-        except TailraceError as error:
-            self.skip(what, reason_and_advice(error)[0])
-        return None
+            self._skip("remaining checks", f"not finished within {self.timeout_s:.0f} s: set a greater --timeout")
 
-    def skip(self, what: str, reason: str) -> None:
-        """Report that ``what`` was not checked."""
-        self.report([Finding("not-checked", Level.SKIPPED, what, f"not checked: {reason}")])
-
-
-async def examine(  # noqa: PLR0913 - all settings of an examination
-    config: ConsumerConfig,
-    needs_of: Callable[[Collection[str]], ClusterNeeds],
-    commands: CommandLines,
-    report: Report,
-    *,
-    now_ms: Callable[[], float],
-    timeout_s: float,
-    interval_s: float,
-) -> None:
-    """Examine a cluster and report the findings section by section.
-
-    Args:
-        config: options of the connections.
-        needs_of: function that is called with the names of all topics, and returns the topics and groups to check.
-        commands: command lines that the findings recommend.
-        report: function that is called with the findings of each section.
-        now_ms: function that returns this host's time, in milliseconds since 1970.
-        timeout_s: maximum time of the examination, in seconds; ``interval_s`` is added to it.
-        interval_s: time in seconds after which the state of groups is read again, to see whether offsets change.
-    """
-    checks = _Checks(report, min(timeout_s, _REQUEST_S))
-    try:
-        async with asyncio.timeout(timeout_s + interval_s):
-            await _examine(config, needs_of, commands, checks, now_ms, interval_s)
-    except TimeoutError:
-        checks.skip("remaining checks", f"not finished within {timeout_s:.0f} s: set a greater --timeout")
-
-
-async def _examine(  # noqa: PLR0913, PLR0917 - the parameters of examine
-    config: ConsumerConfig,
-    needs_of: Callable[[Collection[str]], ClusterNeeds],
-    commands: CommandLines,
-    checks: _Checks,
-    now_ms: Callable[[], float],
-    interval_s: float,
-) -> None:
-    bound_s = min(checks.request_s, _REACH_S)
-    bootstrap = await reach_bootstrap(config, bound_s)
-    if all(one.failure for one in bootstrap):
-        checks.report(broker_findings(ClusterFacts(bootstrap), commands))
-        return
-    with closing(Cluster(config)) as cluster:
-        await checks.result("cluster", cluster.bootstrap())
-        if not cluster.topology.brokers:
+    async def _examine(self) -> None:
+        reach_s = min(self._request_s, _REACH_S)
+        bootstrap = await reach_bootstrap(self.config, reach_s)
+        if all(one.failure for one in bootstrap):
+            self.report(broker_findings(ClusterFacts(bootstrap), self.commands))
             return
-        names: Mapping[str, TopicFacts] = await checks.result("topics", all_topics(cluster)) or {}
-        needs = needs_of(names)
-        reached = await reach_brokers(cluster, bootstrap, bound_s, now_ms)
-        wants_kip848 = any(one.group_protocol == "consumer" for one in needs.groups)
-        checks.report(broker_findings(reached.facts, commands, needs_consumer_protocol=wants_kip848))
-        if reached.node_ids:
-            await _TopicsAndGroups(checks, commands, cluster, reached, names, needs, now_ms).examine(interval_s)
+        with closing(Cluster(self.config)) as cluster:
+            await self._result("cluster", cluster.bootstrap())
+            if not cluster.topology.brokers:
+                return
+            names: Mapping[str, TopicFacts] = await self._result("topics", all_topics(cluster)) or {}
+            needs = self.needs_of(names)
+            reached = await reach_brokers(cluster, bootstrap, reach_s, self._request_s, self.now_ms)
+            wants_kip848 = any(one.group_protocol == "consumer" for one in needs.groups)
+            self.report(broker_findings(reached.facts, self.commands, needs_consumer_protocol=wants_kip848))
+            if reached.node_ids:
+                await self._examine_groups_and_topics(reached, names, needs)
 
+    async def _examine_groups_and_topics(
+        self, reached: ReachedCluster, names: Mapping[str, TopicFacts], needs: ClusterNeeds
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        read_at = loop.time()
+        has_groups = not needs.groups or _OFFSETS_TOPIC in names or await self._has_groups(reached.cluster)
+        looks = await self._look_at(reached, needs.groups, has_groups=has_groups)
+        group_topics = {name for states in looks.values() for name in states[0].topics}
+        topics = await self._examine_topics(reached, names, needs, group_topics)
+        if stalling := [one for one in needs.groups if looks[one.group_id][0].may_stall]:
+            await asyncio.sleep(max(0.0, read_at + self.interval_s - loop.time()))
+            for group_id, states in (await self._look_at(reached, stalling, has_groups=has_groups)).items():
+                looks[group_id] += states
+        ahead_ms = 0.0 if reached.facts.clock is None else reached.facts.clock.ahead_ms
+        for need in needs.groups:
+            facts = await group_facts(reached, looks[need.group_id], topics, int(self.now_ms() + ahead_ms))
+            self.report(group_findings(facts, need, self.commands))
 
-class _TopicsAndGroups:
-    """Examination of topics and groups, which follows the examination of the brokers."""
-
-    def __init__(  # noqa: PLR0913, PLR0917 - results of earlier sections
+    async def _examine_topics(
         self,
-        checks: _Checks,
-        commands: CommandLines,
-        cluster: Cluster,
         reached: ReachedCluster,
         names: Mapping[str, TopicFacts],
         needs: ClusterNeeds,
-        now_ms: Callable[[], float],
-    ) -> None:
-        self._checks, self._commands, self._now_ms = checks, commands, now_ms
-        self._cluster, self._names, self._needs = cluster, names, needs
-        self._node_ids, self._operations = reached.node_ids, reached.operations
-        self._brokers = len(reached.facts.brokers) + len(reached.facts.fenced)
-        clock = reached.facts.clock
-        self._ahead_ms = 0.0 if clock is None else clock.ahead_ms
-
-    async def examine(self, interval_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        read_at = loop.time()
-        states = await self._group_states(self._needs.groups)
-        topics = await self._topics({name for state in states.values() for name in state.topics})
-        later: dict[str, GroupState] = {}
-        if stalling := [one for one in self._needs.groups if states[one.group_id].may_stall]:
-            await asyncio.sleep(max(0.0, read_at + interval_s - loop.time()))
-            later = await self._group_states(stalling)
-        interval_ms = (loop.time() - read_at) * 1000
-        for need in self._needs.groups:
-            facts = await self._facts(states[need.group_id], later.get(need.group_id), topics, interval_ms)
-            self._checks.report(group_findings(facts, need, self._commands))
-
-    async def _topics(self, group_topics: Collection[str]) -> Mapping[str, TopicFacts]:
-        wanted = {*self._needs.topics, *group_topics}
-        is_whole_cluster = not wanted and not self._needs.groups
-        if is_whole_cluster:
-            found = dict(self._names)
+        group_topics: Collection[str],
+    ) -> Mapping[str, TopicFacts]:
+        """Report findings about the topics of ``needs`` and of groups, by default about all, and return their facts."""
+        wanted = {*needs.topics, *group_topics}
+        if wanted or needs.groups:
+            found = await self._result("topics", named_topics(reached.cluster, wanted)) or {}
         else:
-            found = await self._checks.result("topics", named_topics(self._cluster, wanted)) or {}
-        described = await self._checks.result(
-            "topic settings", topics_with_settings(self._cluster, list(found.values()))
-        )
+            found = dict(names)
+        described = await self._result("topic settings", topics_with_settings(reached.cluster, list(found.values())))
         checked = {one.name: one for one in described or found.values()}
-        checked |= await self._with_dead_letters(checked)
-        others = [one for name, one in self._names.items() if name not in checked]
-        may_create = None if self._operations == OPERATIONS_NOT_REQUESTED else "Create" in allowed(self._operations)
+        checked |= await self._with_dead_letters(reached, checked, needs)
+        others = [one for name, one in names.items() if name not in checked]
+        is_unknown = reached.operations == OPERATIONS_NOT_REQUESTED
         facts = TopicsFacts(
             list(checked.values()),
             [one for one in others if one.leaderless or one.under_replicated],
-            self._names,
-            self._brokers,
-            may_create,
+            names,
+            len(reached.facts.brokers) + len(reached.facts.fenced),
+            None if is_unknown else "Create" in allowed(reached.operations),
         )
-        self._checks.report(topic_findings(facts, self._needs.topics, self._commands))
+        self.report(topic_findings(facts, needs.topics, self.commands))
         return checked
 
-    async def _with_dead_letters(self, topics: Mapping[str, TopicFacts]) -> dict[str, TopicFacts]:
+    async def _with_dead_letters(
+        self, reached: ReachedCluster, topics: Mapping[str, TopicFacts], needs: ClusterNeeds
+    ) -> dict[str, TopicFacts]:
+        """Return the dead-letter topics, with the number of their records."""
         counts = {
             name: topics[name].partitions
-            for name, need in self._needs.topics.items()
+            for name, need in needs.topics.items()
             if TopicRole.DEAD_LETTER in need.roles and name in topics and topics[name].partitions
         }
-        if not counts:
-            return {}
-        sizes = await self._checks.result(
-            "dead letters", log_sizes(self._cluster, counts, self._node_ids, self._checks.request_s)
-        )
-        return {name: replace(topics[name], records=size) for name, size in (sizes or {}).items()}
+        sizes = (await self._result("dead letters", log_sizes(reached, counts)) or {}) if counts else {}
+        return {name: replace(topics[name], records=size) for name, size in sizes.items()}
 
-    async def _group_states(self, groups: Sequence[GroupNeeds]) -> dict[str, GroupState]:
-        if groups and await self._has_no_groups():
-            return {
-                one.group_id: GroupState(GroupFacts(one.group_id, is_missing=True), has_coordinator=False)
-                for one in groups
-            }
-        return {one.group_id: await self._group_state(one) for one in groups}
-
-    async def _group_state(self, need: GroupNeeds) -> GroupState:
-        bound_s = self._checks.request_s
-        try:
-            async with asyncio.timeout(bound_s):
-                return await read_group_state(self._cluster, need.group_id, need.topics, self._node_ids, bound_s)
-        except TimeoutError:
-            failure = f"no answer within {bound_s:.0f} s"
-        except TailraceError as error:
-            failure = reason_and_advice(error)[0]
-        return GroupState(GroupFacts(need.group_id, failure=failure))
-
-    async def _has_no_groups(self) -> bool:
-        """Return True if the cluster has never had a group.
+    async def _has_groups(self, cluster: Cluster) -> bool:
+        """Return False if the cluster has never had a group.
 
         The lookup of a coordinator would then create the topic of committed offsets, so it must be omitted.
         """
-        if _OFFSETS_TOPIC in self._names:
-            return False
-        found = await self._checks.result("groups", named_topics(self._cluster, [_OFFSETS_TOPIC]))
-        return found is not None and found[_OFFSETS_TOPIC].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        found = await self._result("groups", named_topics(cluster, [_OFFSETS_TOPIC]))
+        return found is None or found[_OFFSETS_TOPIC].error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    async def _facts(
-        self, first: GroupState, second: GroupState | None, topics: Mapping[str, TopicFacts], interval_ms: float
-    ) -> GroupFacts:
-        return await group_facts(
-            self._cluster,
-            first,
-            second,
-            topics,
-            interval_ms=interval_ms,
-            now_ms=int(self._now_ms() + self._ahead_ms),
-            node_ids=self._node_ids,
-            timeout_s=self._checks.request_s,
-        )
+    async def _look_at(
+        self, reached: ReachedCluster, groups: Sequence[GroupNeeds], *, has_groups: bool
+    ) -> dict[str, list[GroupState]]:
+        looks: dict[str, list[GroupState]] = {}
+        for need in groups:
+            if not has_groups:
+                state = GroupState(GroupFacts(need.group_id, is_missing=True), has_coordinator=False)
+            else:
+                try:
+                    async with asyncio.timeout(self._request_s):
+                        state = await read_group_state(reached, need.group_id, need.topics)
+                except TimeoutError:
+                    failure = f"no answer within {self._request_s:.0f} s"
+                    state = GroupState(GroupFacts(need.group_id, failure=failure))
+                except TailraceError as error:
+                    state = GroupState(GroupFacts(need.group_id, failure=reason_and_advice(error)[0]))
+            looks[need.group_id] = [state]
+        return looks
+
+    async def _result(self, what: str, attempt: Coroutine[Any, Any, ResultT]) -> ResultT | None:
+        """Return the result of ``attempt``; if it fails, report that ``what`` was not checked, and return None."""
+        try:
+            async with asyncio.timeout(self._request_s):
+                return await attempt
+        except TimeoutError:
+            self._skip(what, f"no answer within {self._request_s:.0f} s")
+        except TailraceError as error:
+            self._skip(what, reason_and_advice(error)[0])
+        return None
+
+    def _skip(self, what: str, reason: str) -> None:
+        self.report([Subject(what).skipped("not-checked", f"not checked: {reason}")])

@@ -12,10 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tailrace.admin.diagnosis.findings import Finding, Level
-from tailrace.admin.diagnosis.needs import GroupNeeds
-from tailrace.admin.diagnosis.permissions import permission_findings
-from tailrace.admin.diagnosis.wording import CommandLines, counted, duration, named
+from tailrace.admin.diagnosis.findings import (
+    CommandLines,
+    Finding,
+    GroupNeeds,
+    Level,
+    Subject,
+    counted,
+    duration,
+    named,
+    permission_findings,
+)
 from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED
 from tailrace.records import TopicPartition
 
@@ -156,30 +163,26 @@ class GroupFacts:
 
 def group_findings(facts: GroupFacts, need: GroupNeeds, commands: CommandLines) -> Iterator[Finding]:
     """Yield the findings about a group."""
-    subject = f"group {facts.group_id}"
+    subject = Subject(f"group {facts.group_id}")
     show = commands.tailrace("groups", "show", facts.group_id)
     yield from permission_findings("group", facts.group_id, facts.operations, ("Read",), commands)
     if facts.is_forbidden:
-        yield Finding(
+        yield subject.problem(
             "group.permission",
-            Level.PROBLEM,
-            subject,
             f"{commands.principal} is not authorized to Describe this group, so nothing else was checked",
             "grant Read, which includes Describe",
             commands.allow("Read", "group", facts.group_id),
         )
         return
     if facts.failure:
-        yield Finding("group.unknown", Level.PROBLEM, subject, f"not checked: {facts.failure}", "try again", show)
+        yield subject.problem("group.unknown", f"not checked: {facts.failure}", "try again", show)
         return
     if facts.is_missing:
         yield _missing_finding(facts, need, subject, commands)
         return
     if facts.protocol_type not in {"consumer", ""}:
-        yield Finding(
+        yield subject.problem(
             "group.type",
-            Level.PROBLEM,
-            subject,
             f"has protocol type {facts.protocol_type!r}: a consumer cannot join it",
             "choose another group_id",
             commands.tailrace("groups", "list"),
@@ -195,44 +198,38 @@ def group_findings(facts: GroupFacts, need: GroupNeeds, commands: CommandLines) 
     yield _summary_finding(facts, subject)
     yield from found
     for part, reason in facts.problems.items():
-        yield Finding("group.partial", Level.SKIPPED, subject, f"{part} not checked: {reason}")
+        yield subject.skipped("group.partial", f"{part} not checked: {reason}")
 
 
-def _missing_finding(facts: GroupFacts, need: GroupNeeds, subject: str, commands: CommandLines) -> Finding:
+def _missing_finding(facts: GroupFacts, need: GroupNeeds, subject: Subject, commands: CommandLines) -> Finding:
     if need.is_of_app:
-        return Finding(
+        return subject.ok(
             "group.missing",
-            Level.OK,
-            subject,
             "does not exist yet, or its offsets have expired; the app creates it when it starts",
         )
-    return Finding(
+    return subject.problem(
         "group.missing",
-        Level.PROBLEM,
-        subject,
         "does not exist, or its offsets have expired" + (f"; {facts.similar} exists" if facts.similar else ""),
         f"check {facts.similar}, or correct the name" if facts.similar else "correct the name",
         commands.tailrace("groups", "list"),
     )
 
 
-def _summary_finding(facts: GroupFacts, subject: str) -> Finding:
+def _summary_finding(facts: GroupFacts, subject: Subject) -> Finding:
     idle = sum(not one.partitions for one in facts.members)
     members = counted(len(facts.members), "member") + (f", {idle} of them without partitions" if idle else "")
     protocol = {"consumer": "protocol consumer (KIP-848)"}.get(facts.group_type, "classic protocol")
     assignor = f", {facts.assignor}" if facts.assignor else ""
     uncommitted = sum(one.committed is None for one in facts.partitions)
     without = f", {uncommitted:,} of them without a committed offset" if uncommitted else ""
-    return Finding(
+    return subject.ok(
         "group",
-        Level.OK,
-        subject,
         f"{facts.later_state or facts.state}, {protocol}{assignor}; {members}; lag {facts.lag:,} in"
         f" {counted(len(facts.partitions), 'partition')}{without}",
     )
 
 
-def _state_findings(facts: GroupFacts, need: GroupNeeds, subject: str, commands: CommandLines) -> Iterator[Finding]:
+def _state_findings(facts: GroupFacts, need: GroupNeeds, subject: Subject, commands: CommandLines) -> Iterator[Finding]:
     if not facts.members:
         expiry = (
             f"; its offsets are deleted {duration(facts.offsets_retention_ms)} after the last member left"
@@ -240,19 +237,15 @@ def _state_findings(facts: GroupFacts, need: GroupNeeds, subject: str, commands:
             if facts.offsets_retention_ms is not None
             else ""
         )
-        yield Finding(
+        yield subject.warning(
             "group.empty",
-            Level.WARNING,
-            subject,
             f"has no members, so nothing reads its lag of {facts.lag:,}{expiry}",
             "start the app",
             need.start or commands.tailrace("lag", facts.group_id, "--watch"),
         )
     elif facts.state in _REBALANCING and facts.later_state in _REBALANCING:
-        yield Finding(
+        yield subject.warning(
             "group.rebalancing",
-            Level.WARNING,
-            subject,
             f"was {facts.state}, and {duration(facts.interval_ms)} later {facts.later_state}: the rebalance waits for a"
             " member that neither joins nor leaves",
             "look in the log of each member for the reason why it does not join",
@@ -262,10 +255,8 @@ def _state_findings(facts: GroupFacts, need: GroupNeeds, subject: str, commands:
         return
     if facts.group_type == "classic" and need.group_protocol == "classic" and facts.assignor:
         if facts.assignor not in need.strategies:
-            yield Finding(
+            yield subject.problem(
                 "group.assignor",
-                Level.PROBLEM,
-                subject,
                 f"its members use the assignor {facts.assignor!r}, the app has {named(need.strategies)}: the app cannot"
                 " join unless every member supports one of the app's assignors",
                 f"add {facts.assignor!r} to the app's partition_assignment_strategy until every member supports"
@@ -273,10 +264,8 @@ def _state_findings(facts: GroupFacts, need: GroupNeeds, subject: str, commands:
                 commands.tailrace("groups", "show", facts.group_id),
             )
     elif facts.group_type == "classic" and need.group_protocol == "consumer":
-        yield Finding(
+        yield subject.warning(
             "group.protocol",
-            Level.WARNING,
-            subject,
             "its members use the classic protocol, the app has group_protocol='consumer': the group is converted when"
             " the app joins, if the brokers' group.consumer.migration.policy permits it",
             "check that policy before the app starts",
@@ -285,7 +274,7 @@ def _state_findings(facts: GroupFacts, need: GroupNeeds, subject: str, commands:
 
 
 def _assignment_findings(
-    facts: GroupFacts, need: GroupNeeds, subject: str, commands: CommandLines
+    facts: GroupFacts, need: GroupNeeds, subject: Subject, commands: CommandLines
 ) -> Iterator[Finding]:
     if not facts.members:
         return
@@ -293,20 +282,16 @@ def _assignment_findings(
     subscribed = {topic for member in facts.members for topic in member.topics}
     unassigned = [one.partition for one in facts.partitions if one.partition.topic in subscribed and not one.owner]
     if unassigned and facts.state in _SETTLED and (facts.later_state or facts.state) in _SETTLED:
-        yield Finding(
+        yield subject.problem(
             "group.unassigned",
-            Level.PROBLEM,
-            subject,
             f"is {facts.state}, but no member owns {counted(len(unassigned), 'partition')} of the subscribed topics:"
             f" {named(unassigned)}",
             "restart a member, so that the group rebalances; if that does not help, check the assignor",
             show,
         )
     if need.topics and not facts.has_pattern and (missing := sorted(need.topics - subscribed)):
-        yield Finding(
+        yield subject.warning(
             "group.subscription",
-            Level.WARNING,
-            subject,
             f"no member subscribes to {named(missing)}, which the app reads; the members subscribe to"
             f" {named(sorted(subscribed)) or 'nothing'}",
             "deploy the current version of the app, or give this app a group of its own",
@@ -314,13 +299,11 @@ def _assignment_findings(
         )
 
 
-def _deletion_findings(facts: GroupFacts, subject: str, commands: CommandLines) -> Iterator[Finding]:
+def _deletion_findings(facts: GroupFacts, subject: Subject, commands: CommandLines) -> Iterator[Finding]:
     lost = [one for one in facts.partitions if one.lost]
     if lost:
-        yield Finding(
+        yield subject.problem(
             "group.lost",
-            Level.PROBLEM,
-            subject,
             f"the log no longer contains {counted(sum(one.lost for one in lost), 'record')} of"
             f" {named([one.partition for one in lost])} that the group had not read",
             "raise the retention of these topics, or add members",
@@ -331,10 +314,9 @@ def _deletion_findings(facts: GroupFacts, subject: str, commands: CommandLines) 
         if aged:
             worst = max(aged, key=lambda one: one.lag)
             left = worst.retention_ms * (1 - share)
-            yield Finding(
-                "group.retention",
+            yield subject.finding(
                 level,
-                subject,
+                "group.retention",
                 f"the oldest unread record of {named([one.partition for one in aged])} is older than {share:.0%} of"
                 f" retention.ms={worst.retention_ms} ({duration(worst.retention_ms)}): it may be deleted unread in less"
                 f" than {duration(left)} (lag {sum(one.lag for one in aged):,})",
@@ -348,10 +330,8 @@ def _deletion_findings(facts: GroupFacts, subject: str, commands: CommandLines) 
         if one.lag > _MOST_OF_LOG * (one.end - one.begin) > 0 and one.begin > 0
     ]
     if sized:
-        yield Finding(
+        yield subject.warning(
             "group.retention-bytes",
-            Level.WARNING,
-            subject,
             f"unread records are more than {_MOST_OF_LOG:.0%} of the log of {named([one.partition for one in sized])},"
             f" and retention.bytes={sized[0].retention_bytes} deletes the oldest first",
             "raise retention.bytes, or add members",
@@ -359,7 +339,7 @@ def _deletion_findings(facts: GroupFacts, subject: str, commands: CommandLines) 
         )
 
 
-def _progress_findings(facts: GroupFacts, subject: str, commands: CommandLines) -> Iterator[Finding]:
+def _progress_findings(facts: GroupFacts, subject: Subject, commands: CommandLines) -> Iterator[Finding]:
     if not facts.interval_ms:
         return
     interval = duration(facts.interval_ms)
@@ -373,10 +353,9 @@ def _progress_findings(facts: GroupFacts, subject: str, commands: CommandLines) 
             continue
         growth, lag = sum(one.growth for one in waiting), sum(one.lag for one in waiting)
         change = f"grew by {growth:,}" if growth else "did not change"
-        yield Finding(
-            "group.stalled",
+        yield subject.finding(
             Level.PROBLEM if growth else Level.WARNING,
-            subject,
+            "group.stalled",
             f"{member.name} committed nothing in {interval} for {named([one.partition for one in waiting])}; its lag of"
             f" {lag:,} {change}",
             "look at the member's log and health; restart it if it hangs",
@@ -385,10 +364,8 @@ def _progress_findings(facts: GroupFacts, subject: str, commands: CommandLines) 
     if held := [one for one in facts.partitions if one.is_held_back and one.committed is not None]:
         first = held[0]
         offset = 0 if first.committed is None else first.committed.offset
-        yield Finding(
+        yield subject.warning(
             "group.held-back",
-            Level.WARNING,
-            subject,
             f"later records of {named([one.partition for one in held])} were finished in {interval}, but the committed"
             f" offset waits for an earlier record: offset {offset} of {first.partition}",
             "look at the record that is not finished",
@@ -399,13 +376,11 @@ def _progress_findings(facts: GroupFacts, subject: str, commands: CommandLines) 
         )  # fmt: skip
 
 
-def _offsets_retention_findings(facts: GroupFacts, subject: str, commands: CommandLines) -> Iterator[Finding]:
+def _offsets_retention_findings(facts: GroupFacts, subject: Subject, commands: CommandLines) -> Iterator[Finding]:
     kept = facts.offsets_retention_ms
     if kept is not None and facts.members and kept < _SHORT_OFFSETS_RETENTION_MS:
-        yield Finding(
+        yield subject.warning(
             "group.offsets-retention",
-            Level.WARNING,
-            subject,
             f"offsets.retention.minutes={kept // 60_000}: after {duration(kept)} without members its committed offsets"
             " are deleted, and auto_offset_reset decides where it starts",
             "set offsets.retention.minutes=10080 on the brokers",

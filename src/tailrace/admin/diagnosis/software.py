@@ -1,4 +1,4 @@
-"""Facts about the software of this process."""
+"""Facts and findings about the software of this process: Python, packages, compiled decoder and checksums."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, requires, version
 
-from tailrace.admin.diagnosis.findings import Finding, Level
+from tailrace.admin.diagnosis.findings import Finding, Subject
 from tailrace.batches.record_batch import HARDWARE
 from tailrace.installation import COMPILED, IS_TURNED_OFF
 
 __all__ = ["SoftwareFacts", "software_facts", "software_findings"]
-
-# ---- findings about this process: Python, packages, compiled decoder and checksums -----------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,45 +35,34 @@ def software_findings(facts: SoftwareFacts) -> Iterator[Finding]:
     """Yield the findings about this process."""
     missing = [name for name, version in facts.packages.items() if not version]
     versions = ", ".join(f"{name} {version}" for name, version in facts.packages.items() if version)
-    yield Finding("software", Level.OK, "software", f"Python {facts.python} on {facts.platform}; {versions}")
+    yield Subject("software").ok("software", f"Python {facts.python} on {facts.platform}; {versions}")
     if missing:
-        yield Finding(
+        yield Subject("software").problem(
             "software.packages",
-            Level.PROBLEM,
-            "software",
             f"required packages are not installed: {', '.join(missing)}",
             "install them",
             f"python -m pip install {' '.join(missing)}",
         )
     if not facts.is_compiled:
         reason = "TAILRACE_PURE_PYTHON is set" if facts.is_pure_requested else "tailrace._native is not installed"
-        yield Finding(
+        yield Subject("decoder").warning(
             "software.decoder",
-            Level.WARNING,
-            "decoder",
             f"records are decoded in Python, which takes several times as long: {reason}",
             "unset TAILRACE_PURE_PYTHON" if facts.is_pure_requested else "reinstall tailrace with a C compiler",
             "unset TAILRACE_PURE_PYTHON" if facts.is_pure_requested else "cc --version",
         )
     if not facts.has_fast_checksums:
-        yield Finding(
+        yield Subject("checksums").warning(
             "software.checksums",
-            Level.WARNING,
-            "checksums",
             "the compiled part of google-crc32c is not installed, so a slower implementation computes CRC-32C",
             "install a wheel of google-crc32c for this platform",
             "python -m pip install --force-reinstall --only-binary :all: google-crc32c",
         )
     if facts.is_compiled and facts.has_fast_checksums:
-        yield Finding(
+        yield Subject("decoder").ok(
             "software.decoder",
-            Level.OK,
-            "decoder",
             "records are decoded by the compiled module, checksums computed by the processor's instructions",
         )
-
-
-# ---- facts about the software of this process ------------------------------------------------------------------------
 
 
 def software_facts() -> SoftwareFacts:

@@ -6,10 +6,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from tailrace.admin.diagnosis.findings import Finding, Level
-from tailrace.admin.diagnosis.needs import TopicNeeds, TopicRole
-from tailrace.admin.diagnosis.permissions import permission_findings
-from tailrace.admin.diagnosis.wording import CommandLines, counted, duration, named
+from tailrace.admin.diagnosis.findings import (
+    CommandLines,
+    Finding,
+    Level,
+    Subject,
+    TopicNeeds,
+    TopicRole,
+    counted,
+    duration,
+    named,
+    permission_findings,
+)
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED, TopicMetadata
 
@@ -122,16 +130,14 @@ def topic_findings(facts: TopicsFacts, needs: Mapping[str, TopicNeeds], commands
         if topic.partitions and all(finding.level is Level.OK for finding in found):
             sound.append(topic)
     for reason, names in unknown.items():
-        yield Finding(
+        yield Subject("topic settings").skipped(
             "topic.settings",
-            Level.SKIPPED,
-            "topic settings",
             f"{named(names)}: retention, min.insync.replicas and other settings not checked: {reason}",
             "grant DescribeConfigs",
             commands.allow("DescribeConfigs", "topic", names[0]),
         )
     if sound:
-        yield Finding("topic", Level.OK, "topics", _summary(sound))
+        yield Subject("topics").ok("topic", _summary(sound))
     if facts.unhealthy:
         yield _others_finding(facts.unhealthy, commands)
 
@@ -140,10 +146,8 @@ def _others_finding(topics: Sequence[TopicFacts], commands: CommandLines) -> Fin
     leaderless, short = sum(len(one.leaderless) for one in topics), sum(len(one.under_replicated) for one in topics)
     counts = [(leaderless, "without a leader"), (short, "under-replicated")]
     found = " and ".join(f"{counted(number, 'partition')} {how}" for number, how in counts if number)
-    return Finding(
+    return Subject("other topics").warning(
         "topic.others",
-        Level.WARNING,
-        "other topics",
         f"{found} in {named([one.name for one in topics])}",
         "start the brokers that are down",
         commands.kafka("kafka-topics", "--describe", "--under-replicated-partitions"),
@@ -163,25 +167,21 @@ def _summary(sound: Sequence[TopicFacts]) -> str:
 def _topic_findings(
     topic: TopicFacts, need: TopicNeeds, facts: TopicsFacts, by_name: Mapping[str, TopicFacts], commands: CommandLines
 ) -> Iterator[Finding]:
-    subject = f"topic {topic.name}"
+    subject = Subject(f"topic {topic.name}")
     if topic.error_code in {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION}:
         yield from _missing_findings(topic, need, facts, by_name, commands)
         return
     if topic.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-        yield Finding(
+        yield subject.problem(
             "topic.permission",
-            Level.PROBLEM,
-            subject,
             f"{commands.principal} is not authorized to Describe this topic, so nothing else was checked",
             f"grant {' and '.join(need.operations) or 'Read'}, which include Describe",
             commands.allow((need.operations or ("Read",))[0], "topic", topic.name),
         )
         return
     if topic.error_code and not topic.partitions:
-        yield Finding(
+        yield subject.problem(
             "topic.error",
-            Level.PROBLEM,
-            subject,
             f"the brokers report {name_of(topic.error_code)}",
             "look at the brokers' logs",
             commands.kafka("kafka-topics", "--describe", "--topic", topic.name),
@@ -198,7 +198,7 @@ def _topic_findings(
 def _missing_findings(
     topic: TopicFacts, need: TopicNeeds, facts: TopicsFacts, by_name: Mapping[str, TopicFacts], commands: CommandLines
 ) -> Iterator[Finding]:
-    subject = f"topic {topic.name}"
+    subject = Subject(f"topic {topic.name}")
     origins = [by_name[name] for name in sorted(need.origins) if name in by_name and by_name[name].partitions]
     partitions = max((origin.partitions for origin in origins), default=3)
     create = commands.kafka(
@@ -208,19 +208,16 @@ def _missing_findings(
     if need.is_own and not origins:
         return  # another finding reports that the origin is missing
     if need.is_own and facts.may_create is not False:
-        yield Finding(
+        yield subject.ok(
             "topic.own-missing",
-            Level.OK,
-            subject,
             f"does not exist yet; the app creates it with {counted(partitions, 'partition')} when it starts",
         )
     elif need.is_own:
         is_retry = TopicRole.RETRY in need.roles
         consequence = "the app does not start" if is_retry else "records that fail for good cannot be stored"
-        yield Finding(
-            "topic.own-missing",
+        yield subject.finding(
             Level.PROBLEM if is_retry else Level.WARNING,
-            subject,
+            "topic.own-missing",
             f"does not exist, and {commands.principal} is not authorized to Create topics in the cluster: unless an ACL"
             f" for this name permits it, {consequence}",
             f"create it with {counted(partitions, 'partition')}, like {named(sorted(need.origins))}, or grant Create",
@@ -228,23 +225,19 @@ def _missing_findings(
         )
     else:
         close = get_close_matches(topic.name, facts.names, n=1)
-        yield Finding(
+        yield subject.problem(
             "topic.missing",
-            Level.PROBLEM,
-            subject,
             f"does not exist, but {close[0]} exists" if close else "does not exist",
             f"use {close[0]}, or create the topic" if close else "create the topic, or correct its name",
             create,
         )
 
 
-def _replica_findings(topic: TopicFacts, subject: str, commands: CommandLines) -> Iterator[Finding]:
+def _replica_findings(topic: TopicFacts, subject: Subject, commands: CommandLines) -> Iterator[Finding]:
     minimum = topic.number("min.insync.replicas", 0)
     if topic.leaderless:
-        yield Finding(
+        yield subject.problem(
             "topic.leaderless",
-            Level.PROBLEM,
-            subject,
             f"has no leader for {len(topic.leaderless):,} of {counted(topic.partitions, 'partition')}"
             f" ({named(topic.leaderless)}), which cannot be read or written",
             "start the brokers that have their replicas",
@@ -258,10 +251,9 @@ def _replica_findings(topic: TopicFacts, subject: str, commands: CommandLines) -
             if below
             else f"each has at least {topic.smallest_isr} of {topic.replication_factor} replicas in sync"
         )
-        yield Finding(
-            "topic.under-min-isr" if below else "topic.under-replicated",
+        yield subject.finding(
             Level.PROBLEM if below else Level.WARNING,
-            subject,
+            "topic.under-min-isr" if below else "topic.under-replicated",
             f"{len(topic.under_replicated):,} of {counted(topic.partitions, 'partition')} under-replicated"
             f" ({named(topic.under_replicated)}), not in sync on broker {named(sorted(topic.out_of_sync))};"
             f" {consequence}",
@@ -271,54 +263,44 @@ def _replica_findings(topic: TopicFacts, subject: str, commands: CommandLines) -
 
 
 def _durability_findings(
-    topic: TopicFacts, facts: TopicsFacts, subject: str, commands: CommandLines
+    topic: TopicFacts, facts: TopicsFacts, subject: Subject, commands: CommandLines
 ) -> Iterator[Finding]:
     minimum, replicas = topic.number("min.insync.replicas", 1), topic.replication_factor
     if minimum > replicas:
-        yield Finding(
+        yield subject.problem(
             "topic.min-isr",
-            Level.PROBLEM,
-            subject,
             f"min.insync.replicas={minimum} is above its replication factor {replicas}: every write with acks=all is"
             " refused (NOT_ENOUGH_REPLICAS)",
             f"set min.insync.replicas to {max(replicas - 1, 1)}, or add replicas",
             commands.set_topic(topic.name, f"min.insync.replicas={max(replicas - 1, 1)}"),
         )
     elif replicas == 1 and facts.brokers > 1:
-        yield Finding(
+        yield subject.warning(
             "topic.single-replica",
-            Level.WARNING,
-            subject,
             f"replication factor 1 in a cluster of {facts.brokers} brokers: while a broker is down, its partitions"
             " cannot be read or written",
             "add replicas",
             commands.kafka("kafka-reassign-partitions", "--reassignment-json-file", "plan.json", "--execute"),
         )
     elif minimum == replicas > 1:
-        yield Finding(
+        yield subject.warning(
             "topic.min-isr-equal",
-            Level.WARNING,
-            subject,
             f"min.insync.replicas={minimum} equals its replication factor: while one broker restarts, writes with"
             " acks=all are refused",
             f"set min.insync.replicas={replicas - 1}",
             commands.set_topic(topic.name, f"min.insync.replicas={replicas - 1}"),
         )
     elif minimum == 1 and replicas > 1:
-        yield Finding(
+        yield subject.warning(
             "topic.min-isr-low",
-            Level.WARNING,
-            subject,
             f"min.insync.replicas=1 with {replicas} replicas: a record may be acknowledged by one broker and lost with"
             " it",
             "set min.insync.replicas=2",
             commands.set_topic(topic.name, "min.insync.replicas=2"),
         )
     if topic.settings.get("unclean.leader.election.enable") == "true":
-        yield Finding(
+        yield subject.warning(
             "topic.unclean-election",
-            Level.WARNING,
-            subject,
             "unclean.leader.election.enable=true: acknowledged records are lost if a replica that is not in sync"
             " becomes leader",
             "set unclean.leader.election.enable=false",
@@ -327,7 +309,7 @@ def _durability_findings(
 
 
 def _role_findings(
-    topic: TopicFacts, need: TopicNeeds, by_name: Mapping[str, TopicFacts], subject: str, commands: CommandLines
+    topic: TopicFacts, need: TopicNeeds, by_name: Mapping[str, TopicFacts], subject: Subject, commands: CommandLines
 ) -> Iterator[Finding]:
     retention = topic.number("retention.ms")
     if topic.is_compacted and (roles := need.roles - {TopicRole.READ}):
@@ -337,29 +319,24 @@ def _role_findings(
             if own
             else "results without a key are refused"
         )
-        yield Finding(
-            "topic.compacted",
+        yield subject.finding(
             Level.PROBLEM if own else Level.WARNING,
-            subject,
+            "topic.compacted",
             f"cleanup.policy={topic.settings['cleanup.policy']}: {effect}",
             "set cleanup.policy=delete" if own else "publish every result with a key, or set cleanup.policy=delete",
             commands.set_topic(topic.name, "cleanup.policy=delete"),
         )
     if TopicRole.RETRY in need.roles and topic.is_deleted_by_age and 0 <= retention < 2 * need.delay_ms:
-        yield Finding(
+        yield subject.problem(
             "topic.retry-retention",
-            Level.PROBLEM,
-            subject,
             f"retention.ms={retention} ({duration(retention)}) for a delay of {duration(need.delay_ms)}: records may be"
             " deleted before they are retried",
             f"set a retention of more than {duration(2 * need.delay_ms)}",
             commands.set_topic(topic.name, f"retention.ms={max(604_800_000, 10 * need.delay_ms)}"),
         )
     if TopicRole.DEAD_LETTER in need.roles and topic.is_deleted_by_age and retention >= 0:
-        yield Finding(
+        yield subject.warning(
             "topic.dead-letter-retention",
-            Level.WARNING,
-            subject,
             f"retention.ms={retention}: dead letters are deleted after {duration(retention)}, even if not replayed",
             "set retention.ms=-1, as for the dead-letter topics that tailrace creates",
             commands.set_topic(topic.name, "retention.ms=-1"),
@@ -368,26 +345,22 @@ def _role_findings(
         origins = [by_name[name] for name in sorted(need.origins) if name in by_name]
         yield from _size_findings(topic, origins, subject, commands, is_read="Read" in need.operations)
     if TopicRole.DEAD_LETTER in need.roles and topic.records:
-        yield Finding(
+        yield subject.ok(
             "topic.dead-letters",
-            Level.OK,
-            subject,
             f"holds {counted(topic.records, 'record')}: dead letters, and marks of those that were replayed;"
             f" to count the dead letters by error: {commands.tailrace('dead-letters', 'list', topic.name)}",
         )
 
 
 def _size_findings(
-    topic: TopicFacts, origins: Iterable[TopicFacts], subject: str, commands: CommandLines, *, is_read: bool
+    topic: TopicFacts, origins: Iterable[TopicFacts], subject: Subject, commands: CommandLines, *, is_read: bool
 ) -> Iterator[Finding]:
     largest = topic.number("max.message.bytes")
     for origin in origins:
         limit = origin.number("max.message.bytes")
         if 0 < largest < limit:
-            yield Finding(
+            yield subject.warning(
                 "topic.message-size",
-                Level.WARNING,
-                subject,
                 f"max.message.bytes={largest} is below the {limit} of {origin.name}, whose largest records cannot be"
                 " stored here",
                 f"set max.message.bytes to that of {origin.name} plus space for headers",
@@ -395,10 +368,8 @@ def _size_findings(
             )
             return
         if topic.partitions < origin.partitions and is_read:
-            yield Finding(
+            yield subject.warning(
                 "topic.partitions",
-                Level.WARNING,
-                subject,
                 f"has {counted(topic.partitions, 'partition')}, {origin.name} has {origin.partitions}: records of"
                 " several partitions share a partition here, and fewer members can handle them",
                 f"add partitions up to {origin.partitions}",
