@@ -60,7 +60,7 @@ def test_finished_offsets_are_committed(positions):
 def test_a_snapshot_without_changes_is_empty(positions):
     """A snapshot without changes is empty, so that no request is sent."""
     assert not Commits(positions).snapshot([TWO])
-    assert not CommitSnapshot({}, {}, {})
+    assert not CommitSnapshot({})
 
 
 def test_some_partitions_may_be_committed(positions):
@@ -221,7 +221,7 @@ def test_chosen_offset_has_a_map_if_it_is_the_finished_one(positions):
     snapshot = commits.snapshot_of({TWO: OffsetAndMetadata(1, "x", 7), gone: OffsetAndMetadata(5)})
 
     assert snapshot.offsets == {TWO: CommitOffset("t", 1, 1, 7, "x"), gone: CommitOffset("gone", 0, 5)}
-    assert snapshot.epochs.keys() == {TWO}
+    assert [one for one, note in snapshot.notes.items() if note.epoch is not None] == [TWO]
 
 
 class Committing(RuleBasedStateMachine):
@@ -272,7 +272,7 @@ class Committing(RuleBasedStateMachine):
             return
         self.sent = snapshot, is_stored
         if is_stored:
-            self.stored.append((snapshot.epochs[ONE], snapshot.offsets[ONE].offset))
+            self.stored.append((snapshot.notes[ONE].epoch, snapshot.offsets[ONE].offset))
 
     @precondition(lambda self: self.sent is not None)
     @rule()

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
-from uuid import UUID
 
 from msgspec.structs import replace
 
@@ -63,29 +62,31 @@ class CommitClock:
 
 
 class CommitNote(NamedTuple):
-    """Content of the metadata that is committed with one offset."""
+    """Content of the metadata that is committed with one offset, and the state of its partition at the snapshot."""
 
     user_text: str
     offset_map: OffsetMap | None
     """Offsets finished after the committed offset."""
-    fill: float
-    """Size of the offset map, divided by the space for it."""
     is_map_dropped: bool
     """True if the offset map does not fit and is left out."""
+    epoch: int | None = None
+    """Assignment epoch; each assignment, seek and reset begins another one. None if the partition is not assigned."""
+    assignment: int | None = None
+    """Number that identifies the assignment; seeks and resets do not change it. None if there is none."""
+    moves: int = 0
+    """Number of seeks and of replacements of the log."""
+    finished: int | None = None
+    """Finished offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitSnapshot:
-    """Offsets of one commit, and the state of their partitions when the snapshot was taken."""
+    """Offsets of one commit."""
 
     offsets: Mapping[TopicPartition, CommitOffset]
-    epochs: Mapping[TopicPartition, int]
-    """Assignment epoch of each assigned partition; each assignment, seek and reset begins another epoch."""
-    assignments: Mapping[TopicPartition, int]
-    """Number that identifies the assignment of each assigned partition; seeks and resets do not change it."""
     notes: Mapping[TopicPartition, CommitNote] = field(default_factory=dict)
-    chosen_at: Mapping[TopicPartition, tuple[int, int | None]] | None = None
-    """``moves`` and finished offset of each assigned partition, if the user has chosen ``offsets``; otherwise None."""
+    is_chosen: bool = False
+    """True if the user has chosen the offsets."""
 
     def __bool__(self) -> bool:
         return bool(self.offsets)
@@ -115,85 +116,72 @@ class Commits:
                 offset.
         """
         among = self.positions if partitions is None else self.positions.of(partitions)
-        due = [
-            one for one in among if (one.is_commit_due if is_automatic else one.is_uncommitted) or self._is_map_due(one)
-        ]
-        entries = {one.topic_partition: self._entry(one) for one in due}
-        return self._snapshot(due, entries)
+        offsets, notes = {}, {}
+        for position in among:
+            is_due = position.is_commit_due if is_automatic else position.is_uncommitted
+            if not is_due and not self._is_map_due(position):
+                continue
+            assert position.finished is not None
+            offset, offset_map = position.to_commit() if self._max_bytes else (position.finished, None)
+            user_text = position.committed_metadata if offset == position.committed else ""
+            given = OffsetAndMetadata(offset, user_text, position.delivered_epoch)
+            partition = position.topic_partition
+            offsets[partition], notes[partition] = self._entry(partition, given, offset_map, position)
+        return CommitSnapshot(offsets, notes)
 
     def snapshot_of(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitSnapshot:
         """Return a commit of ``offsets``, which the user has chosen.
 
         An offset that equals the finished offset of its partition is committed with the offset map of the partition.
         """
-        assigned = self.positions.of(offsets)
-        entries = {}
-        for partition, one in offsets.items():
+        entries, notes = {}, {}
+        for partition, given in offsets.items():
             position = self.positions.get(partition)
-            offset_map = self._map_of(position) if position is not None and position.finished == one.offset else None
-            epoch = -1 if one.leader_epoch is None else one.leader_epoch
-            entries[partition] = self._with_map(
-                CommitOffset(*partition, one.offset, epoch, one.metadata, _topic_id(position)), offset_map, position
-            )
-        chosen_at = {position.topic_partition: (position.moves, position.finished) for position in assigned}
-        return self._snapshot(assigned, entries, chosen_at)
+            offset_map = None
+            if position is not None and position.finished == given.offset and self._max_bytes:
+                offset_map = position.offset_map
+            entries[partition], notes[partition] = self._entry(partition, given, offset_map, position)
+        return CommitSnapshot(entries, notes, is_chosen=True)
 
     def without_map(self, entry: CommitOffset, note: CommitNote) -> CommitOffset | None:
         """Return ``entry`` with only the user's text as metadata; None if ``entry`` has no other metadata."""
         text = encode_metadata(None, note.user_text, self._max_bytes).text
         return replace(entry, metadata=text) if text != entry.metadata else None
 
-    def _snapshot(
+    def _entry(
         self,
-        positions: Iterable[Partition],
-        entries: Mapping[TopicPartition, tuple[CommitOffset, CommitNote]],
-        chosen_at: Mapping[TopicPartition, tuple[int, int | None]] | None = None,
-    ) -> CommitSnapshot:
-        assigned = list(positions)
-        return CommitSnapshot(
-            {partition: entry for partition, (entry, _) in entries.items()},
-            {position.topic_partition: position.epoch for position in assigned},
-            {position.topic_partition: position.assignment for position in assigned},
-            {partition: note for partition, (_, note) in entries.items()},
-            chosen_at,
-        )
-
-    def _entry(self, position: Partition) -> tuple[CommitOffset, CommitNote]:
-        assert position.finished is not None
-        offset, offset_map = position.to_commit() if self._max_bytes else (position.finished, None)
-        user_text = position.committed_metadata if offset == position.committed else ""
-        entry = CommitOffset(
-            *position.topic_partition, offset, position.delivered_epoch, user_text, _topic_id(position)
-        )
-        return self._with_map(entry, offset_map, position)
-
-    def _with_map(
-        self, entry: CommitOffset, offset_map: OffsetMap | None, position: Partition | None
+        partition: TopicPartition,
+        given: OffsetAndMetadata,
+        offset_map: OffsetMap | None,
+        position: Partition | None,
     ) -> tuple[CommitOffset, CommitNote]:
-        user_text = entry.metadata or ""
+        """Return the commit of one partition, whose metadata contains the user's text and the offset map."""
         writer = "" if offset_map is None else self._writer
-        envelope = encode_metadata(offset_map, user_text, self._max_bytes, writer=writer)
-        if position is not None and position.finished == entry.offset:
-            position.map_fill.note_encoded(envelope)
-        note = CommitNote(user_text, offset_map, envelope.fill, envelope.is_map_dropped)
-        return replace(entry, metadata=envelope.text), note
-
-    def _map_of(self, position: Partition) -> OffsetMap | None:
-        return position.offset_map if self._max_bytes else None
+        encoded = encode_metadata(offset_map, given.metadata, self._max_bytes, writer=writer)
+        epoch = -1 if given.leader_epoch is None else given.leader_epoch
+        note = CommitNote(given.metadata, offset_map, encoded.is_map_dropped)
+        topic_id = NO_TOPIC_ID
+        if position is not None:
+            note = CommitNote(*note[:3], position.epoch, position.assignment, position.moves, position.finished)
+            topic_id = position.topic_id or NO_TOPIC_ID
+            if position.finished == given.offset:
+                position.map_fill.note_encoded(encoded)
+        return CommitOffset(*partition, given.offset, epoch, encoded.text, topic_id), note
 
     def _is_map_due(self, position: Partition) -> bool:
         is_committed = position.finished is not None and position.finished == position.committed
-        return is_committed and self._map_of(position) != position.committed_map
+        return is_committed and (position.offset_map if self._max_bytes else None) != position.committed_map
 
     def released_since(self, snapshot: CommitSnapshot) -> frozenset[TopicPartition]:
         """Return the partitions of ``snapshot`` that were revoked or lost since; other members may commit them now."""
-        now = {position.topic_partition: position.assignment for position in self.positions.of(snapshot.assignments)}
-        return frozenset(one for one, then in snapshot.assignments.items() if now.get(one) != then)
+        now = {position.topic_partition: position.assignment for position in self.positions.of(snapshot.notes)}
+        then = ((partition, note.assignment) for partition, note in snapshot.notes.items())
+        return frozenset(one for one, assignment in then if assignment is not None and now.get(one) != assignment)
 
     def unchanged_since(self, snapshot: CommitSnapshot) -> frozenset[TopicPartition]:
         """Return the partitions of ``snapshot`` that have the same epoch and are not about to be revoked."""
-        now = (one for one in self.positions.of(snapshot.epochs) if not one.is_halted)
-        return frozenset(one.topic_partition for one in now if one.epoch == snapshot.epochs[one.topic_partition])
+        now = {one.topic_partition: one.epoch for one in self.positions.of(snapshot.notes) if not one.is_halted}
+        return frozenset(one for one, epoch in now.items() if epoch == snapshot.notes[one].epoch)
 
     def note_stored(
         self,
@@ -210,19 +198,11 @@ class Commits:
             partition = position.topic_partition
             offset, note = snapshot.offsets[partition].offset, snapshot.notes[partition]
             user_text = "" if partition in without_text else note.user_text
-            is_current = snapshot.epochs.get(partition) == position.epoch
-            if snapshot.chosen_at is None:
+            is_current = note.epoch == position.epoch
+            if not snapshot.is_chosen:
                 if is_current:
                     position.note_committed(offset, user_text, note.offset_map)
-                continue
             # Until the user moves the position, a chosen offset stays in force, even if the partition was assigned or
             # its start was found after the commit was sent.
-            moves, finished = snapshot.chosen_at.get(partition, (position.moves, None))
-            assignment = snapshot.assignments.get(partition, position.assignment)
-            if (assignment, moves) == (position.assignment, position.moves):
-                position.note_chosen(offset, user_text, note.offset_map, finished if is_current else None)
-
-
-def _topic_id(position: Partition | None) -> UUID:
-    """Return the id of the topic to which the offsets of ``position`` belong; all zeros if the id is unknown."""
-    return NO_TOPIC_ID if position is None or position.topic_id is None else position.topic_id
+            elif note.assignment is None or (note.assignment, note.moves) == (position.assignment, position.moves):
+                position.note_chosen(offset, user_text, note.offset_map, note.finished if is_current else None)
