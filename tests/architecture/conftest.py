@@ -16,7 +16,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Import:
-    """Imported name, such as ``tailrace.consumer.partition`` and ``FetchBuffer``."""
+    """Imported name, such as ``tailrace.consumer.partition`` and ``Partition``."""
 
     module: str
     name: str | None

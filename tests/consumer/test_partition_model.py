@@ -78,7 +78,7 @@ class Model(RuleBasedStateMachine):
     def fetch(self, count):
         if coming := self.behind(self.fetched)[:count]:
             self.fetched = coming[-1] + 1
-            self.position.set_fetched(self.fetched, 0)
+            self.position.fetched = self.fetched
 
     @rule(count=st.integers(1, 6), is_polled=st.booleans())
     def deliver(self, count, is_polled):
@@ -315,7 +315,7 @@ def _deliver_too_far(self: Progress, records: list[Record], end: int) -> Lease:
 def _begin_in_the_same_epoch(self: Partition, offset: int, *_: object, **_known: object) -> None:
     if self.progress is None:
         self.progress = Progress(self.topic_partition, offset)
-    self.progress.delivered = self.progress.fetched = self.progress._closed_to = offset
+    self.progress.delivered = self.fetched = self.progress._closed_to = offset
     self.has_stale_commit = True
 
 

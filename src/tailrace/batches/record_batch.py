@@ -319,7 +319,7 @@ class RecordDecoder:
 
     def _start(self, *, is_lenient: bool = False) -> Callable[[int], list[Record]]:
         batch, topic, partition, position = self._batch, self._topic, self._partition, self._position
-        if not batch.decompress(_DEFAULT_LIMIT):
+        if batch.is_compressed and not batch.decompress(_DEFAULT_LIMIT):
             raise MalformedMessageError(f"the record batch decompresses to more than {_DEFAULT_LIMIT} bytes")
         legacy = batch._legacy  # noqa: SLF001 - same module
         if _BatchDecoder is not None and batch.plain is not None:
@@ -395,7 +395,10 @@ def batches_of(records: memoryview) -> Iterator[RecordBatch]:
     Raises:
         MalformedMessageError: the format or length of the next batch is invalid; the batches before it were yielded.
     """
-    records = _copy_if_small(records)
+    frame_size = memoryview(records.obj).nbytes
+    if frame_size > _LARGE_FRAME and len(records) * _FRAME_TO_RECORDS < frame_size:
+        # The whole frame stays in memory as long as a view of it does.
+        records = memoryview(bytes(records))
     at, end = 0, len(records)
     while end - at >= _PREFIX.size:
         base_offset, length, leader_epoch, magic = _PREFIX.unpack_from(records, at)
@@ -418,11 +421,3 @@ def split(records: memoryview) -> list[RecordBatch]:
         MalformedMessageError: the format or length of a batch is invalid.
     """
     return list(batches_of(records))
-
-
-def _copy_if_small(records: memoryview) -> memoryview:
-    """Copy a record set that is small compared to its frame; return a larger one unchanged."""
-    frame_size = memoryview(records.obj).nbytes
-    if frame_size > _LARGE_FRAME and len(records) * _FRAME_TO_RECORDS < frame_size:
-        return memoryview(bytes(records))
-    return records

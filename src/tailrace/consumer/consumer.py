@@ -25,8 +25,7 @@ from tailrace.consumer.arguments import (
     default_start,
 )
 from tailrace.consumer.delivery.polled_records import PolledRecords
-from tailrace.consumer.delivery.reader import Reader, poll_or_stop, poll_within, poll_within_timeout
-from tailrace.consumer.delivery.slices import Batches
+from tailrace.consumer.delivery.reader import Batches, Reader, poll_or_stop, poll_within, poll_within_timeout
 from tailrace.consumer.delivery.streams import RecordStream, Streams
 from tailrace.consumer.group.assignment import in_callback
 from tailrace.consumer.monitoring import (

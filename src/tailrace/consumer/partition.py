@@ -1,4 +1,4 @@
-"""State of the assigned partitions: progress of the current epoch, committed offset, and state of fetching.
+"""Assigned partitions: everything that a consumer keeps for one partition, and for all of them together.
 
 Pure: no clock, IO or logging.
 
@@ -9,248 +9,66 @@ delivered in an older epoch are ignored. All epochs of an assignment share the c
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any
 from uuid import UUID
 
 from tailrace.core.offset_map import EncodedMetadata, OffsetMap, encode_metadata
 from tailrace.core.progress import Lease, Progress
 from tailrace.core.start_point import StartPoint
+from tailrace.errors import OffsetGapError
 from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import Record, TopicPartition
 
-__all__ = [
-    "AssignedPartitions",
-    "DecompressedBatches",
-    "FetchBuffer",
-    "OffsetMapSize",
-    "PackableBatch",
-    "Partition",
-    "UnreadableBatch",
-]
+__all__ = ["AssignedPartitions", "BufferSpace", "OffsetMapSize", "Partition", "StartWait", "UnreadableBatch"]
 
-# ---- bounded buffer between fetching and delivery --------------------------------------------------------------------
+# ---- space that the buffered batches of all partitions take together -------------------------------------------------
 
-ChunkT = TypeVar("ChunkT")
+_MOST_IN_FLIGHT = 2
+"""Maximum number of batches that threads decompress at a time; low, because decompressed sizes are not known before."""
 
 
-class _SizedChunk(NamedTuple, Generic[ChunkT]):
-    chunk: ChunkT
-    size: int
-    """Bytes that count for the chunk; 0 for a chunk that was put back."""
+class BufferSpace:
+    """Space for fetched batches, which the partitions of one consumer share.
 
+    Each partition has an equal share, so that a paused or slow partition uses only its own share. Before a fetch is
+    sent, space for its answer is reserved. The limit may be exceeded by one batch per broker, because a broker sends a
+    first batch even if it is larger than requested.
 
-class FetchBuffer(Generic[ChunkT]):
-    """FIFO queues of chunks by partition, with ``max_bytes`` in total."""
+    Attributes:
+        max_bytes: limit of the bytes of all batches.
+        held_bytes: bytes of all batches.
+        reserved_bytes: bytes reserved for fetches in flight.
+        taken_bytes: bytes of all batches removed by ``Partition.remove_first``; they grow while records are delivered.
+        largest_bytes: size of the largest batch so far.
+        waiting: partitions with a batch, in the order in which they are read.
+        decompressing: number of batches that threads are decompressing.
+        plain_bytes: bytes of all decompressed batches, including those consumed since the last count.
+    """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int = 0) -> None:
         self.max_bytes = max_bytes
-        self.held_bytes = 0
-        """Bytes of all chunks in the buffer."""
-        self.reserved_bytes = 0
-        """Bytes reserved for fetches in flight."""
-        self.taken_bytes = 0
-        """Bytes of all chunks that ``pop`` has removed so far; the number grows while records are delivered."""
-        self.largest_bytes = 0
-        """Size of the largest chunk so far."""
-        self._queues: dict[TopicPartition, deque[_SizedChunk[ChunkT]]] = {}
-        self._bytes: dict[TopicPartition, int] = {}
-        self._reserved: dict[Hashable, int] = {}
-        self._turn: OrderedDict[TopicPartition, None] = OrderedDict()
-        """Partitions with a chunk, in the order in which they are read."""
+        self.held_bytes = self.reserved_bytes = self.taken_bytes = self.largest_bytes = 0
+        self.waiting: OrderedDict[Partition, None] = OrderedDict()
+        self.decompressing = self.plain_bytes = 0
 
     @property
     def free_bytes(self) -> int:
         """Bytes that can still be reserved."""
         return max(0, self.max_bytes - self.held_bytes - self.reserved_bytes)
 
-    def bytes_of(self, partition: TopicPartition) -> int:
-        """Return the bytes of the chunks of a partition."""
-        return self._bytes.get(partition, 0)
-
     def share_of(self, partitions: int) -> int:
         """Return the share of each partition in bytes if there are ``partitions`` partitions."""
         return self.max_bytes // max(partitions, 1)
 
-    def reserve(self, fetch: Hashable, size: int) -> None:
-        """Reserve ``size`` bytes for a fetch until ``unreserve``, which must follow in any case."""
-        self.unreserve(fetch)
-        self._reserved[fetch] = size
-        self.reserved_bytes += size
-
-    def unreserve(self, fetch: Hashable) -> None:
-        """Release the space that is reserved for a fetch."""
-        self.reserved_bytes -= self._reserved.pop(fetch, 0)
-
-    def put(self, partition: TopicPartition, chunk: ChunkT, size: int) -> None:
-        """Append a chunk of ``size`` bytes to the queue of a partition."""
-        self._queue_of(partition).append(_SizedChunk(chunk, size))
-        self._bytes[partition] = self.bytes_of(partition) + size
-        self.held_bytes += size
-        self.largest_bytes = max(self.largest_bytes, size)
-
-    def enlarge_last(self, partition: TopicPartition, size: int) -> None:
-        """Count ``size`` more bytes for the newest chunk of a partition, to which data was added."""
-        queue = self._queues[partition]
-        queue[-1] = last = _SizedChunk(queue[-1].chunk, queue[-1].size + size)
-        self._bytes[partition] += size
-        self.held_bytes += size
-        self.largest_bytes = max(self.largest_bytes, last.size)
-
-    def put_back(self, partition: TopicPartition, chunk: ChunkT) -> None:
-        """Prepend a chunk that was removed but not used up; its bytes, which ``pop`` has freed, do not count again."""
-        self._queue_of(partition).appendleft(_SizedChunk(chunk, 0))
-
-    def head(self, partition: TopicPartition) -> ChunkT | None:
-        """Return the oldest chunk of a partition; None if it has none."""
-        queue = self._queues.get(partition)
-        return queue[0].chunk if queue else None
-
-    def last(self, partition: TopicPartition) -> ChunkT | None:
-        """Return the newest chunk of a partition; None if it has none."""
-        queue = self._queues.get(partition)
-        return queue[-1].chunk if queue else None
-
-    def all_buffered(self, partition: TopicPartition) -> Iterator[ChunkT]:
-        """Yield the chunks of a partition, oldest first."""
-        for held in self._queues.get(partition, ()):
-            yield held.chunk
-
-    def pop(self, partition: TopicPartition) -> None:
-        """Remove the oldest chunk of a partition and free its bytes."""
-        queue = self._queues[partition]
-        size = queue.popleft().size
-        self._bytes[partition] = self.bytes_of(partition) - size
-        self.held_bytes -= size
-        self.taken_bytes += size
-        if not queue:
-            self.drop(partition)
-
-    def cut(self, partition: TopicPartition, most: int, least: int = 0) -> ChunkT | None:
-        """Drop newest chunks of a partition while it has more than ``most`` bytes; return the newest chunk left.
-
-        A chunk is not dropped if it is the oldest, or if fewer than ``least`` bytes would be left. Return None if no
-        chunk was dropped.
-        """
-        queue, left = self._queues.get(partition, deque()), self.bytes_of(partition)
-        count = forgotten = 0
-        for held in islice(reversed(queue), len(queue) - 1 if queue else 0):
-            if left - forgotten <= most or left - forgotten - held.size < least:
-                break
-            count, forgotten = count + 1, forgotten + held.size
-        if not forgotten:
-            return None
-        for _ in range(count):
-            queue.pop()
-        self._bytes[partition] -= forgotten
-        self.held_bytes -= forgotten
-        return queue[-1].chunk
-
-    def drop(self, partition: TopicPartition) -> None:
-        """Drop all chunks of a partition."""
-        if self._queues.pop(partition, None) is not None:
-            del self._turn[partition]
-        self.held_bytes -= self._bytes.pop(partition, 0)
-
-    def next_partition(self, is_readable: Callable[[TopicPartition], bool]) -> TopicPartition | None:
-        """Return the next partition that has a chunk and is readable, or None; the partition becomes the last."""
-        for _ in range(len(self._turn)):
-            partition = next(iter(self._turn))
-            self._turn.move_to_end(partition)
-            if is_readable(partition):
-                return partition
-        return None
-
-    def holds(self, partition: TopicPartition) -> bool:
-        """Return True if a partition has a chunk."""
-        return partition in self._queues
-
-    def _queue_of(self, partition: TopicPartition) -> deque[_SizedChunk[ChunkT]]:
-        if partition not in self._queues:
-            self._queues[partition] = deque()
-            self._turn[partition] = None
-        return self._queues[partition]
-
-
-# ---- limit of the memory that the decompressed batches of all partitions take together -------------------------------
-
-_MOST_IN_FLIGHT = 2
-"""Maximum number of batches that threads decompress at a time; low, because decompressed sizes are not known before."""
-
-
-class PackableBatch(Protocol):
-    """Buffered batch that can be decompressed, and packed again."""
-
-    @property
-    def has_error(self) -> bool: ...
-
-    @property
-    def is_decompressing(self) -> bool: ...
-
-    @property
-    def plain_bytes(self) -> int: ...
-
-    def pack(self) -> None: ...
-
-
-BatchT = TypeVar("BatchT", bound=PackableBatch)
-
-
-class DecompressedBatches(Generic[BatchT]):
-    """Decompressed batches in ``buffer``, at most one per partition."""
-
-    def __init__(self, buffer: FetchBuffer[BatchT]) -> None:
-        self._buffer = buffer
-        self._held: dict[TopicPartition, BatchT] = {}
-        self._in_flight = 0
-        self._most_bytes = 0
-        """Bytes of all decompressed batches, including those that were consumed since the last ``_count``."""
-
-    def add(self, partition: TopicPartition, batch: BatchT) -> None:
-        """Add a batch that is decompressed, or that a thread is decompressing."""
-        self._held[partition] = batch
-        self._most_bytes += batch.plain_bytes
-        self._in_flight += batch.is_decompressing
-
-    def note_decompressed(self, batch: BatchT) -> None:
-        """Add the bytes of a batch that a thread has decompressed, even if the batch is no longer buffered."""
-        self._most_bytes += batch.plain_bytes
-        self._in_flight -= 1
-
-    def has_room(self, is_read: Callable[[TopicPartition], bool]) -> bool:
-        """Return True if another batch may be decompressed; if necessary, pack batches of partitions that are not read.
-
-        Args:
-            is_read: returns True for a partition whose records may be taken now.
-        """
-        if self._in_flight >= _MOST_IN_FLIGHT:
-            return False
-        if self._most_bytes < self._buffer.max_bytes:
-            return True
-        self._count()
-        if self._most_bytes < self._buffer.max_bytes:
-            return True
-        if any(one.is_decompressing or is_read(partition) for partition, one in self._held.items()):
-            return False
-        # No partition with a decompressed batch is read, so the batches may be packed in any order.
-        while self._held and self._most_bytes >= self._buffer.max_bytes:
-            batch = self._held.pop(next(iter(self._held)))
-            self._most_bytes -= batch.plain_bytes
-            batch.pack()
-        return True
-
-    def _count(self) -> None:
-        for partition, batch in [*self._held.items()]:
-            if batch.has_error:
-                # No more records are taken from a batch with an error, so its decompressed form is not needed.
-                batch.pack()
-            # A chunk of records that were put back may be before the batch in the queue.
-            is_buffered = any(one is batch for one in islice(self._buffer.all_buffered(partition), 2))
-            if not is_buffered or not (batch.plain_bytes or batch.is_decompressing):
-                del self._held[partition]
-        self._most_bytes = sum(one.plain_bytes for one in self._held.values())
+    def in_turn(self) -> Iterator[Partition]:
+        """Yield each partition that has a batch once; a partition that was yielded becomes the last in turn."""
+        for _ in range(len(self.waiting)):
+            partition = next(iter(self.waiting))
+            self.waiting.move_to_end(partition)
+            yield partition
 
 
 # ---- size of a partition's offset map in the commit metadata, estimated between commits ------------------------------
@@ -342,12 +160,28 @@ class UnreadableBatch:
 
 
 @dataclass(slots=True)
+class StartWait:
+    """Wait of a partition for its start offset, through any number of look-ups."""
+
+    since: float
+    """Time at which the wait began."""
+    reason: str = "its leader has not answered yet"
+    """Reason why the last look-up did not return the offset."""
+    is_refused: bool = False
+    """True if the leader has refused the last look-up with an error that a retry does not resolve."""
+    is_reported: bool = False
+    """True once ``StartOffsetDelayed`` was emitted."""
+
+
+@dataclass(slots=True, eq=False)
 class Partition:
     """State of one assigned partition; users see ``next_offset`` as its position."""
 
     topic_partition: TopicPartition
     epoch: int
     """Number of the current assignment epoch."""
+    space: BufferSpace = field(default_factory=BufferSpace)
+    """Space of the buffered batches of all partitions."""
     progress: Progress | None = None
     """Progress of the current epoch; None until the start offset is known."""
     committed: int | None = None
@@ -366,6 +200,26 @@ class Partition:
     """Value of ``finished`` at the last commit, or start of the epoch; an automatic commit is due only above it."""
     map_fill: OffsetMapSize = field(default_factory=OffsetMapSize)
     """Size of the offset map in the commit metadata."""
+    has_known_map: bool = False
+    """True if the offset map of an earlier owner may apply to the records that are read next."""
+    is_map_full: bool = False
+    """True if no new records are started until the offset map shrinks."""
+    skipped_finished: int = 0
+    """Number of skipped records, finished by an earlier owner, that no event has reported yet."""
+    next_expected: int | None = None
+    """Offset of the next record if none is missing (``allow_offset_gaps=False``); None at the start of an epoch."""
+    fetched: int | None = None
+    """Next offset to fetch; None until the start offset is known, and after an error that ends the buffered batches."""
+    batches: deque[Any] = field(default_factory=deque)
+    """Fetched batches (``BufferedBatch``) whose records are not delivered, oldest first."""
+    buffered_bytes: int = 0
+    """Bytes of ``batches``."""
+    decompressed: Any = None
+    """Batch that is decompressed, or that a thread is decompressing; None without one."""
+    corrupt: tuple[int, int] = (-1, 0)
+    """Offset of the last corrupt batch, and the number of times that it was fetched."""
+    unacknowledged: dict[int, Any] = field(default_factory=dict)
+    """Records delivered in the current epoch that the user has not acknowledged (``ack="manual"``), by offset."""
     last_fetched_epoch: int = -1
     """Leader epoch of the last fetched batch (KIP-595); -1 if unknown."""
     fetched_topic_id: UUID | None = None
@@ -379,6 +233,8 @@ class Partition:
     """Leader epoch of the last delivered batch, for commits; -1 if unknown."""
     reset_to: StartPoint | None = None
     """Start point whose offset has to be looked up; None if no lookup is needed."""
+    start_wait: StartWait | None = None
+    """Wait for the start offset; None without one."""
     reset_from: int | None = None
     """Position that was out of range and led to the reset; None if there is none."""
     is_refused: bool = False
@@ -420,16 +276,11 @@ class Partition:
     # ---- offsets -----------------------------------------------------------------------------------------------
 
     @property
-    def fetched(self) -> int | None:
-        """Next offset to fetch; None until the start offset is known, and after ``stop_fetching``."""
-        return None if self.progress is None else self.progress.fetched
-
-    @property
     def offset_to_fetch(self) -> int | None:
         """``fetched``, or None while the partition must not be fetched, for example because it is paused."""
-        if self.progress is None or not self.is_fetchable or self.is_paused or self.is_unsubscribed or self.is_halted:
-            return None
-        return self.progress.fetched
+        if self.is_fetchable and not (self.is_paused or self.is_unsubscribed or self.is_halted):
+            return self.fetched
+        return None
 
     @property
     def delivered(self) -> int | None:
@@ -528,6 +379,7 @@ class Partition:
 
     def _set_start(self, offset: int, leader_epoch: int, known: OffsetMap | None) -> None:
         self.progress, self.map_fill = Progress(self.topic_partition, offset, known), OffsetMapSize()
+        self.fetched, self.has_known_map = offset, known is not None
         self.last_fetched_epoch = self.delivered_epoch = leader_epoch
         self.commit_base = offset
         self.reset_to = self.reset_from = self.fetched_topic_id = None
@@ -541,7 +393,8 @@ class Partition:
         self.unreadable = None
         if self.progress is not None:
             self.progress.end()
-        self.progress = self.reset_to = self.reset_from = None
+        self.progress = self.fetched = self.reset_to = self.reset_from = self.next_expected = None
+        self.unacknowledged = {}
         self.is_refused = False
 
     def move(self) -> None:
@@ -566,33 +419,96 @@ class Partition:
         assert self.progress is not None
         return min(self.progress.finished, end_offset), max(0, self.progress.next_offset - end_offset)
 
-    # ---- fetching and delivery ---------------------------------------------------------------------------------
+    # ---- buffered batches --------------------------------------------------------------------------------------
 
-    def set_fetched(self, offset: int, leader_epoch: int) -> None:
-        """Set the next offset to fetch, and the leader epoch of the batch before it."""
-        assert self.progress is not None
-        self.progress.set_fetched(offset)
-        self.last_fetched_epoch = leader_epoch
+    def put(self, batch: Any) -> None:  # noqa: ANN401 - BufferedBatch is not pure
+        """Append a fetched batch, offsets without records, or an error, and fetch the offsets after it."""
+        if not self.batches:
+            self.space.waiting[self] = None
+        if not self.batches or not self.batches[-1].merge(batch):
+            self.batches.append(batch)
+            self.enlarge_last(batch.size)
+        if batch.has_error:
+            self.fetched = None
+        else:
+            self.fetched, self.last_fetched_epoch, self.corrupt = batch.next_offset, batch.leader_epoch, (-1, 0)
+
+    def enlarge_last(self, size: int) -> None:
+        """Count ``size`` more bytes for the newest batch, and fetch the offsets after it."""
+        newest, space = self.batches[-1], self.space
+        self.fetched = newest.next_offset
+        self.buffered_bytes += size
+        space.held_bytes += size
+        space.largest_bytes = max(space.largest_bytes, newest.size)
+
+    def put_back(self, batch: Any) -> None:  # noqa: ANN401 - BufferedBatch is not pure
+        """Prepend a batch of records that were taken but not delivered; it takes no space."""
+        if not self.batches:
+            self.space.waiting[self] = None
+        self.batches.appendleft(batch)
+
+    def remove_first(self) -> None:
+        """Remove the oldest batch, all of whose records were taken."""
+        size = self.batches.popleft().size
+        self.buffered_bytes -= size
+        self.space.held_bytes -= size
+        self.space.taken_bytes += size
+        if not self.batches:
+            del self.space.waiting[self]
+
+    def drop_batches(self) -> None:
+        """Drop all buffered batches."""
+        self.space.held_bytes -= self.buffered_bytes
+        self.space.waiting.pop(self, None)
+        self.buffered_bytes = 0
+        self.batches.clear()
+
+    def cut(self, most: int, least: int = 0) -> bool:
+        """Drop newest batches while there are more than ``most`` bytes, to be fetched again; return True if any were.
+
+        A batch is not dropped if it is the oldest, or if fewer than ``least`` bytes would be left.
+        """
+        count = dropped = 0
+        for batch in islice(reversed(self.batches), max(0, len(self.batches) - 1)):
+            left = self.buffered_bytes - dropped
+            if left <= most or left - batch.size < least:
+                break
+            count, dropped = count + 1, dropped + batch.size
+        if not dropped:
+            return False
+        for _ in range(count):
+            self.batches.pop()
+        self.buffered_bytes -= dropped
+        self.space.held_bytes -= dropped
+        self.fetched, self.last_fetched_epoch = self.batches[-1].next_offset, self.batches[-1].leader_epoch
+        return True
+
+    def gap_in(self, records: Sequence[Record]) -> tuple[int, OffsetGapError | None]:
+        """Return the number of ``records`` before the first missing offset, and its error; None without a gap."""
+        expected = self.next_expected if self.next_expected is not None else self.delivered or 0
+        for count, record in enumerate(records):
+            if record.offset > expected:
+                self.next_expected = expected
+                return count, OffsetGapError(self.topic_partition, expected, record.offset)
+            expected = record.offset + 1
+        self.next_expected = expected
+        return len(records), None
+
+    # ---- fetching and delivery ---------------------------------------------------------------------------------
 
     def fetch_again(self) -> None:
         """Set the next offset to fetch back to the next offset to deliver."""
         if self.progress is not None:
-            self.set_fetched(self.progress.delivered, self.delivered_epoch)
-
-    def stop_fetching(self) -> None:
-        """Fetch nothing more until a seek, because an error will be raised after the buffered batches."""
-        if self.progress is not None:
-            self.progress.set_fetched(None)
+            self.fetched, self.last_fetched_epoch = self.progress.delivered, self.delivered_epoch
 
     def wait_at(self, unreadable: UnreadableBatch) -> None:
         """Fetch nothing until ``fetch_again``, because the next batch cannot be delivered."""
-        self.unreadable = unreadable
-        self.stop_fetching()
+        self.unreadable, self.fetched = unreadable, None
 
     def skip_batch(self, to: int) -> None:
         """Continue at the offset ``to``, after a batch that cannot be delivered."""
         self.skip(to, self.delivered_epoch)
-        self.set_fetched(to, self.delivered_epoch)
+        self.fetched, self.last_fetched_epoch = to, self.delivered_epoch
 
     def deliver(self, records: Sequence[Record], end: int, leader_epoch: int = -1) -> Lease:
         """Return a lease of the next records, after which the partition continues at ``end``."""
@@ -633,6 +549,8 @@ class Partition:
 class AssignedPartitions:
     """State of the assigned partitions."""
 
+    space: BufferSpace = field(default_factory=BufferSpace)
+    """Space of the buffered batches."""
     _all: dict[TopicPartition, Partition] = field(default_factory=dict)
     _epoch: int = 0
     """First epoch of the last assignment."""
@@ -667,7 +585,7 @@ class AssignedPartitions:
                 # Within an assignment, the epoch rises by 1. The next assignment begins 2**20 higher, so that no epoch
                 # is used twice.
                 self._epoch += _EPOCHS_PER_ASSIGNMENT
-                self._all[partition] = Partition(partition, self._epoch)
+                self._all[partition] = Partition(partition, self._epoch, self.space)
                 added.append(self._all[partition])
                 self.version += 1
         self._mark_unsubscribed(added)
@@ -688,8 +606,55 @@ class AssignedPartitions:
         for partition in partitions:
             if (position := self._all.pop(partition, None)) is not None:
                 position.end_epoch()
+                position.drop_batches()
                 self.version += 1
 
     def of(self, partitions: Iterable[TopicPartition]) -> list[Partition]:
         """Return the state of each of ``partitions`` that is assigned."""
         return [self._all[partition] for partition in partitions if partition in self._all]
+
+    # ---- decompressed batches ----------------------------------------------------------------------------------
+
+    def has_room_to_decompress(self, is_read: Callable[[Partition], bool]) -> bool:
+        """Return True if another batch may be decompressed; if necessary, pack batches of partitions that are not read.
+
+        Args:
+            is_read: returns True for a partition whose records may be taken now.
+        """
+        space = self.space
+        if space.decompressing >= _MOST_IN_FLIGHT:
+            return False
+        if space.plain_bytes < space.max_bytes:
+            return True
+        held = self._decompressed()
+        if space.plain_bytes < space.max_bytes:
+            return True
+        if any(one.decompressed.is_decompressing or is_read(one) for one in held):
+            return False
+        # No partition with a decompressed batch is read, so the batches may be packed in any order.
+        for partition in held:
+            if space.plain_bytes < space.max_bytes:
+                break
+            space.plain_bytes -= partition.decompressed.plain_bytes
+            partition.decompressed.pack()
+            partition.decompressed = None
+        return True
+
+    def _decompressed(self) -> list[Partition]:
+        """Return the partitions that hold a decompressed batch, and count the bytes of these batches."""
+        held = []
+        for partition in self:
+            batch = partition.decompressed
+            if batch is None:
+                continue
+            if batch.has_error:
+                # No more records are taken from a batch with an error, so its decompressed form is not needed.
+                batch.pack()
+            # Records that were put back may be before the batch in the queue.
+            is_buffered = any(one is batch for one in islice(partition.batches, 2))
+            if is_buffered and (batch.plain_bytes or batch.is_decompressing):
+                held.append(partition)
+            else:
+                partition.decompressed = None
+        self.space.plain_bytes = sum(one.decompressed.plain_bytes for one in held)
+        return held

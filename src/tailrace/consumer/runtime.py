@@ -27,7 +27,6 @@ from tailrace.consumer.monitoring import (
 )
 from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.offsets.queries import OffsetQueries
-from tailrace.consumer.partition import FetchBuffer
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.partition_spec import StartPolicy
 from tailrace.consumer.positions.seek import Seek
@@ -78,17 +77,15 @@ class ConsumerRuntime:
             config, observer, shared or Cluster(config, observer), self._metadata_changed
         )
         self.positions = parts.positions
-        self.buffer: FetchBuffer[BufferedBatch] = FetchBuffer(config.max_buffered_bytes)
-        self.reader = Reader(parts, self.buffer, self._note_room)
+        parts.positions.space.max_bytes = config.max_buffered_bytes
+        self.reader = Reader(parts)
         self.start_positions = StartPositions(
             parts, self.reader, StartPolicy(start_by_policy(config.begins_at), topics.own)
         )
         self._offset_resetter = OffsetResetter(parts, self.start_positions)
         self._name = parts.new_name()
         """Name of this consumer's fetch connections on a shared cluster."""
-        self._fetcher = Fetcher(
-            parts, self.buffer, self.reader, self.start_positions, self._name if self._is_shared else ""
-        )
+        self._fetcher = Fetcher(parts, self.reader, self.start_positions, self._name if self._is_shared else "")
         self._end_offsets = EndOffsetRefresher(parts, self._fetcher.in_flight)
         self.offset_queries = OffsetQueries(parts)
         self.seek = Seek(parts, self._offset_resetter)
@@ -112,14 +109,11 @@ class ConsumerRuntime:
     def _metadata_changed(self) -> None:
         self.subscription.metadata_changed()
 
-    def _note_room(self) -> None:
-        self._fetcher.note_room()
-
     def reconfigure(self, config: ConsumerConfig) -> None:
         """Apply changed options."""
         self.parts.config = config
         self.start_positions.policy.reset = start_by_policy(config.begins_at)
-        self.buffer.max_bytes = config.max_buffered_bytes
+        self.positions.space.max_bytes = config.max_buffered_bytes
         self.parts.changed()
 
     # ---- lifecycle ---------------------------------------------------------------------------------------------
@@ -301,18 +295,19 @@ class ConsumerRuntime:
             unfinished: records that the handlers of a sink were called with and have not finished.
         """
         self._end_offsets.note_reading()
-        reader, buffer, metrics, membership = self.reader, self.buffer, self._metrics, self.membership
+        reader, space, metrics, membership = self.reader, self.positions.space, self._metrics, self.membership
 
         def next_timestamp(partition: TopicPartition) -> int | None:
-            buffered = buffer.head(partition)
-            return None if buffered is None else buffered.next_timestamp
+            position = self.positions.get(partition)
+            batch: BufferedBatch | None = position.batches[0] if position is not None and position.batches else None
+            return None if batch is None else batch.next_timestamp
 
         return ConsumerStatistics(
             client_id=self.config.client_id,
             group_id=self.config.group_id,
             queued_records=reader.queued_records,
-            buffered_bytes=buffer.held_bytes,
-            reserved_bytes=buffer.reserved_bytes,
+            buffered_bytes=space.held_bytes,
+            reserved_bytes=space.reserved_bytes,
             ignored_maps=reader.maps.ignored,
             partitions=partition_statistics(
                 self.positions, chain(unfinished, reader.delivery.unacknowledged_records), next_timestamp, now_ms()

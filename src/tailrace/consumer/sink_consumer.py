@@ -75,7 +75,7 @@ class SinkConsumer(Consumer[Any, Any]):
                 "key_deserializer and value_deserializer apply to Consumer only - set codec= instead"
             )
         if on_corrupt_batch != "stop":
-            runtime.reader.unreadable_batches = UnreadableBatches(on_corrupt_batch, runtime.parts, runtime.buffer)
+            runtime.reader.unreadable_batches = UnreadableBatches(on_corrupt_batch, runtime.parts)
         runtime.reader.attach_sink(sink)
         return runtime.reader, config.max_queued_records
 

@@ -1,4 +1,4 @@
-"""Delivery progress of partitions: fetched, delivered and finished offsets. Pure: no clock, IO or logging.
+"""Delivery progress of partitions: delivered and finished offsets. Pure: no clock, IO or logging.
 
 Each of these offsets is that of the *next* record: ``delivered``, for example, is the next offset to deliver. In one
 epoch, committed ≤ finished ≤ delivered ≤ fetched, unless the user commits an offset of their choice. Each assignment,
@@ -260,7 +260,6 @@ class Progress:
             finished, so that it is not lost if the partition is reassigned before.
 
     Attributes:
-        fetched: next offset to fetch; None while nothing may be fetched after the buffered batches.
         delivered: next offset to deliver.
         is_over: True if another epoch of the partition has begun, or the partition was revoked.
         is_halted: True if this process starts no more records and does not retry failed records.
@@ -274,7 +273,6 @@ class Progress:
         "_leases",
         "_offsets",
         "delivered",
-        "fetched",
         "held_from",
         "is_halted",
         "is_over",
@@ -283,7 +281,6 @@ class Progress:
 
     def __init__(self, partition: TopicPartition, base: int, known: OffsetMap | None = None) -> None:
         self.partition = partition
-        self.fetched: int | None = base
         self.delivered = base
         self._closed_to = base
         """Highest offset below which records of closed leases may be finished."""
@@ -358,10 +355,6 @@ class Progress:
     def end(self) -> None:
         """End the epoch: the partition was sought, reset or revoked."""
         self.is_over = True
-
-    def set_fetched(self, offset: int | None) -> None:
-        """Set the next offset to fetch; None to fetch nothing after the buffered batches."""
-        self.fetched = offset
 
     def hold(self, offset: int | None = None) -> None:
         """Count records from ``offset`` on as in flight until ``release``, even if they finish.

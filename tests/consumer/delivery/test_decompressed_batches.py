@@ -4,96 +4,101 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailrace.consumer.partition import DecompressedBatches, FetchBuffer
+from tailrace.consumer.partition import AssignedPartitions, Partition
 from tailrace.records import TopicPartition
 
 LIMIT = 100
 
 
-@dataclass
+@dataclass(eq=False)
 class Batch:
     """Batch that takes ``plain_bytes`` when decompressed."""
 
     plain_bytes: int
     is_decompressing: bool = False
     has_error: bool = False
+    size: int = 1
+    next_offset: int = 0
+    leader_epoch: int = -1
 
     def pack(self) -> None:
         self.plain_bytes = 0
 
-
-def place(number: int) -> TopicPartition:
-    return TopicPartition("t", number)
-
-
-def held(*batches: Batch):
-    """Return a buffer with one decompressed batch per partition."""
-    buffer: FetchBuffer[Batch] = FetchBuffer(LIMIT)
-    decompressed = DecompressedBatches(buffer)
-    for number, batch in enumerate(batches):
-        buffer.put(place(number), batch, 1)
-        decompressed.add(place(number), batch)
-    return buffer, decompressed
+    def merge(self, _following: Batch) -> bool:
+        return False
 
 
-def everyone(_: TopicPartition) -> bool:
+def held(*batches: Batch) -> tuple[list[Partition], AssignedPartitions]:
+    """Return partitions with one decompressed batch each."""
+    partitions = AssignedPartitions()
+    partitions.space.max_bytes = LIMIT
+    added = partitions.add(TopicPartition("t", number) for number in range(len(batches)))
+    for partition, batch in zip(added, batches, strict=True):
+        partition.put(batch)
+        partition.decompressed = batch
+        partitions.space.plain_bytes += batch.plain_bytes
+        partitions.space.decompressing += batch.is_decompressing
+    return added, partitions
+
+
+def everyone(_: Partition) -> bool:
     return True
 
 
-def nobody(_: TopicPartition) -> bool:
+def nobody(_: Partition) -> bool:
     return False
 
 
 def test_batches_may_be_decompressed_below_the_limit():
     """A batch of any size may be decompressed while the others take less than the limit."""
-    assert held(Batch(60), Batch(39))[1].has_room(everyone)
-    assert not held(Batch(60), Batch(40))[1].has_room(everyone)
+    assert held(Batch(60), Batch(39))[1].has_room_to_decompress(everyone)
+    assert not held(Batch(60), Batch(40))[1].has_room_to_decompress(everyone)
 
 
 def test_consumed_batch_makes_room():
     """A batch makes room when it is consumed and when its partition is revoked."""
-    buffer, decompressed = held(Batch(60), Batch(60))
-    assert not decompressed.has_room(everyone)
-    buffer.put(place(0), Batch(0), 1)
-    buffer.pop(place(0))
-    assert decompressed.has_room(everyone)
-    buffer, decompressed = held(Batch(100))
-    buffer.drop(place(0))
-    assert decompressed.has_room(everyone)
+    (first, _), partitions = held(Batch(60), Batch(60))
+    assert not partitions.has_room_to_decompress(everyone)
+    first.put(Batch(0))
+    first.remove_first()
+    assert partitions.has_room_to_decompress(everyone)
+    (first,), partitions = held(Batch(100))
+    partitions.remove([first.topic_partition])
+    assert partitions.has_room_to_decompress(everyone)
 
 
 def test_batch_after_records_that_were_put_back_is_counted():
     """A batch of which records were put back still takes its bytes."""
-    buffer, decompressed = held(Batch(100))
-    buffer.put_back(place(0), Batch(0))
-    assert not decompressed.has_room(everyone)
+    (first,), partitions = held(Batch(100))
+    first.put_back(Batch(0))
+    assert not partitions.has_room_to_decompress(everyone)
 
 
 def test_unread_batches_are_compressed_again():
     """Unread batches are compressed again, the oldest first, only as many as necessary and if none is being read."""
     first, second = Batch(60), Batch(60)
-    _, decompressed = held(first, second)
-    assert not decompressed.has_room(lambda partition: partition == place(1))
+    _, partitions = held(first, second)
+    assert not partitions.has_room_to_decompress(lambda partition: partition.topic_partition.partition == 1)
     assert (first.plain_bytes, second.plain_bytes) == (60, 60)
-    assert decompressed.has_room(nobody)
+    assert partitions.has_room_to_decompress(nobody)
     assert (first.plain_bytes, second.plain_bytes) == (0, 60)
 
 
 def test_batch_with_an_error_makes_room():
     """A batch with an error makes room, as no more records are read from it."""
     broken = Batch(200, has_error=True)
-    _, decompressed = held(broken)
-    assert decompressed.has_room(everyone)
+    _, partitions = held(broken)
+    assert partitions.has_room_to_decompress(everyone)
     assert broken.plain_bytes == 0
 
 
 def test_threads_decompress_two_batches_at_a_time():
     """At most two batches are decompressed at a time; one whose partition was revoked counts until its end."""
     under_way = Batch(0, is_decompressing=True)
-    buffer, decompressed = held(under_way, Batch(0, is_decompressing=True))
-    assert not decompressed.has_room(everyone)
-    buffer.drop(place(0))
-    assert not decompressed.has_room(nobody)
+    (first, _), partitions = held(under_way, Batch(0, is_decompressing=True))
+    assert not partitions.has_room_to_decompress(everyone)
+    partitions.remove([first.topic_partition])
+    assert not partitions.has_room_to_decompress(nobody)
     under_way.is_decompressing = False
-    decompressed.note_decompressed(under_way)
-    assert decompressed.has_room(everyone)
+    partitions.space.decompressing -= 1
+    assert partitions.has_room_to_decompress(everyone)

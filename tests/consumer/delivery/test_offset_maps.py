@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tailrace import OffsetAndMetadata, TopicPartition
-from tailrace.consumer.delivery.reader import BufferedCounts
+from tailrace.consumer.delivery.reader import Reader
 from tailrace.core.offset_map import OffsetMap, decode_metadata, encode_metadata
 from tailrace.observe.events import (
     FinishedRecordsSkipped,
@@ -328,8 +328,8 @@ async def test_a_wait_for_many_records_rarely_checks_a_full_map(new_topic, by_ha
         while not events.of(OffsetMapFull):
             some = await consumer.getmany(timeout_ms=100)
             left += [one for one in some if not one.offset or chance.random() < 0.5 or not consumer.ack(one)]
-        are_available = BufferedCounts.are_available
-        monkeypatch.setattr(BufferedCounts, "are_available", look)
+        are_available = Reader._are_available
+        monkeypatch.setattr(Reader, "_are_available", look)
         waiting = asyncio.create_task(consumer.getmany(min_records=50))
         await until(lambda: bool(looks))
         for record in left[-3:]:

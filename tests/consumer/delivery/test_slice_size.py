@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.consumer.delivery.slices import FIRST_SLICE, MAX_HOLD_S, is_too_long, next_slice
+from tailrace.consumer.delivery.reader import FIRST_SLICE, MAX_HOLD_S, is_too_long, next_slice
 
 
 def test_fast_handler_gets_longer_slices():

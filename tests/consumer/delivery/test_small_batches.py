@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tailrace import CorruptRecordError, TopicPartition
 from tailrace.batches.record_batch import split
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
-from tailrace.consumer.delivery.slices import RecordSlice
-from tailrace.consumer.partition import AssignedPartitions
+from tailrace.consumer.partition import AssignedPartitions, Partition
 from tests.support.protocol.built_batches import GZIP, SentRecord, batch, resealed
 
 HERE = TopicPartition("t", 0)
@@ -102,13 +101,13 @@ async def test_batches_of_one_record_are_delivered_in_few_slices(kafka, group, m
         producer.produce(topic, b"%d" % number)
     producer.flush()
     sizes: list[int] = []
-    deliver = RecordSlice.deliver
+    deliver = Partition.deliver
 
-    def counted(self):
-        sizes.append(len(self.records))
-        return deliver(self)
+    def counted(self, records, *arguments):
+        sizes.append(len(records))
+        return deliver(self, records, *arguments)
 
-    monkeypatch.setattr(RecordSlice, "deliver", counted)
+    monkeypatch.setattr(Partition, "deliver", counted)
     async with kafka.consumer(topic, group_id=group, auto_offset_reset="earliest") as consumer:
         first = [await consumer.getone() for _ in range(150)]
         await consumer.commit()

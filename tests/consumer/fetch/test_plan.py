@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import pytest
@@ -21,7 +21,7 @@ from tailrace.consumer.fetch.plan import (
     slot_of,
     sources_change_at,
 )
-from tailrace.consumer.partition import AssignedPartitions, FetchBuffer
+from tailrace.consumer.partition import AssignedPartitions
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.error_codes import RETRIABLE, ErrorCode
@@ -46,18 +46,32 @@ def topology(*leaders: int) -> ClusterMetadata:
     )
 
 
-def ready(*partitions: TopicPartition) -> AssignedPartitions:
+@dataclass(eq=False)
+class Batch:
+    """Buffered batch of ``size`` bytes."""
+
+    size: int
+    has_error: bool = False
+    next_offset: int = 7
+    leader_epoch: int = -1
+
+    def merge(self, _following: Batch) -> bool:
+        return False
+
+
+def ready(*partitions: TopicPartition, max_bytes: int = 10_000, reserved: int = 0) -> AssignedPartitions:
     """Return positions that can be fetched."""
     positions = AssignedPartitions()
+    positions.space.max_bytes, positions.space.reserved_bytes = max_bytes, reserved
     for position in positions.add(partitions):
         position.begin(7)
         position.is_fetchable = True
     return positions
 
 
-def plan(positions, *, node_id=1, leaders=(1, 1, 1), buffer=None, limits=LIMITS):
+def plan(positions, *, node_id=1, leaders=(1, 1, 1), limits=LIMITS):
     sources = FetchSources(positions).at(topology(*leaders))
-    return make_plan(node_id, sources, buffer or FetchBuffer(10_000), limits, NOW)
+    return make_plan(node_id, sources, positions.space, limits, NOW)
 
 
 def source_of(positions, metadata, now):
@@ -97,7 +111,7 @@ def test_partitions_added_during_a_fetch_are_distinguished():
 
     sought.begin(3)
     resumed.is_paused = False
-    other.set_fetched(9, -1)
+    other.put(Batch(1, next_offset=9))
     added = plan(positions).added_to(under_way)
 
     assert {key: asked.fetch_offset for key, asked in added.partitions.items()} == {A: 3, B: 7}
@@ -116,10 +130,9 @@ def test_a_response_counts_only_for_the_requested_offset():
 
     assert [made.is_valid_for(one) for one in (a, b, c)] == [True, True, False]
     a.begin(a.fetched)
-    b.set_fetched(b.fetched + 1, -1)
+    b.put(Batch(1, next_offset=b.fetched + 1))
     assert not made.is_valid_for(a)
     assert not made.is_valid_for(b)
-    assert made.topic_names() == {TOPIC_ID: "t"}
 
 
 @pytest.mark.parametrize(
@@ -290,11 +303,11 @@ def test_an_unchanged_partition_is_requested_by_the_same_object():
 
 def test_fetch_size_is_the_rest_of_the_share():
     """A fetch requests what remains of a partition's share, whatever other partitions hold."""
-    buffer = FetchBuffer(300)
-    buffer.put(A, "chunk", 40)
-    buffer.put(B, "chunk", 100)
+    positions = ready(A, B, C, max_bytes=300)
+    positions.get(A).put(Batch(40))
+    positions.get(B).put(Batch(100))
 
-    found = plan(ready(A, B, C), buffer=buffer)
+    found = plan(positions)
 
     assert {one: asked.partition_max_bytes for one, asked in found.partitions.items()} == {A: 60, C: 100}
     assert found.lacks_room
@@ -302,33 +315,33 @@ def test_fetch_size_is_the_rest_of_the_share():
 
 def test_small_rest_of_a_share_is_not_fetched():
     """A partition that holds more than half of its share is not fetched."""
-    buffer = FetchBuffer(100)
-    buffer.put(A, "chunk", 51)
-    assert plan(ready(A), buffer=buffer).partitions == {}
-    assert plan(ready(A), buffer=buffer).lacks_room
+    positions = ready(A, max_bytes=100)
+    positions.get(A).put(Batch(51))
+    assert plan(positions).partitions == {}
+    assert plan(positions).lacks_room
 
-    buffer.drop(A)
-    buffer.put(A, "chunk", 50)
-    assert plan(ready(A), buffer=buffer).partitions[A].partition_max_bytes == 50
+    positions.get(A).drop_batches()
+    positions.get(A).put(Batch(50))
+    assert plan(positions).partitions[A].partition_max_bytes == 50
 
 
 def test_an_empty_partition_has_room_for_the_largest_batch():
     """An empty partition has room for the largest batch so far, even if that exceeds its share."""
-    buffer, limits = FetchBuffer(30), replace(LIMITS, partition_max_bytes=50)
-    assert {
-        one.partition_max_bytes for one in plan(ready(A, B, C), buffer=buffer, limits=limits).partitions.values()
-    } == {10}
+    positions, limits = ready(A, B, C, max_bytes=30), replace(LIMITS, partition_max_bytes=50)
+    a, b, c = positions
+    assert {one.partition_max_bytes for one in plan(positions, limits=limits).partitions.values()} == {10}
 
-    buffer.put(A, "chunk", 25)
-    buffer.drop(A)
-    buffer.put(B, "chunk", 5)
-    fetched = plan(ready(A, B, C), buffer=buffer, limits=limits)
+    a.put(Batch(25))
+    a.drop_batches()
+    b.put(Batch(5))
+    fetched = plan(positions, limits=limits)
 
     assert {one: asked.partition_max_bytes for one, asked in fetched.partitions.items()} == {A: 25, B: 5, C: 25}
     assert fetched.max_bytes == 25
-    buffer.put(C, "chunk", 60)
-    buffer.drop(C)
-    largest = plan(ready(A), buffer=buffer, limits=limits).partitions[A].partition_max_bytes
+    c.put(Batch(60))
+    c.drop_batches()
+    positions.remove([B, C])
+    largest = plan(positions, limits=limits).partitions[A].partition_max_bytes
     assert largest == 50, "max_partition_fetch_bytes is the limit"
 
 
@@ -339,36 +352,34 @@ def test_small_fetch_limit_is_fetched():
 
 def test_partitions_above_their_share_are_reported():
     """A paused partition that fills the buffer is reported if others get no room."""
-    buffer, positions = FetchBuffer(300), ready(A)
-    buffer.put(A, "chunk", 300)
-    assert plan(positions, buffer=buffer).overdrawn == ()
+    positions = ready(A, max_bytes=300)
+    a = positions.get(A)
+    a.put(Batch(300))
+    assert plan(positions).overdrawn == ()
 
-    positions.get(A).is_paused = True
+    a.is_paused = True
     b, c = positions.add([B, C])
     for position in (b, c):
         position.begin(0)
         position.is_fetchable = True
-    c.stop_fetching()
-    crowded = plan(positions, buffer=buffer)
+    c.put(Batch(0, has_error=True))
+    crowded = plan(positions)
 
     assert (crowded.partitions, crowded.overdrawn, crowded.lacks_room) == ({}, (A,), True)
-    buffer.put(C, "error", 101)
-    assert plan(positions, buffer=buffer).overdrawn == (A,), "after an error, discarded data would not be fetched again"
-    buffer.drop(A)
-    buffer.reserve("another fetch", 300)
-    assert plan(positions, buffer=buffer).overdrawn == ()
+    c.put(Batch(101, has_error=True))
+    assert plan(positions).overdrawn == (A,), "after an error, discarded data would not be fetched again"
+    a.drop_batches()
+    positions.space.reserved_bytes = 300
+    assert plan(positions).overdrawn == ()
 
 
 def test_size_of_a_fetch_is_bounded():
     """The option, the partition limits and the unreserved space bound a fetch."""
-    buffer = FetchBuffer(10_000)
     assert plan(ready(A, B, C)).max_bytes == 300
     assert plan(ready(A, B, C), limits=replace(LIMITS, max_bytes=150)).max_bytes == 150
 
-    buffer.reserve("another fetch", 9_870)
-    assert plan(ready(A, B, C), buffer=buffer).max_bytes == 130
-    buffer.reserve("another fetch", 9_950)
-    found = plan(ready(A, B, C), buffer=buffer)
+    assert plan(ready(A, B, C, reserved=9_870)).max_bytes == 130
+    found = plan(ready(A, B, C, reserved=9_950))
     assert found.partitions == {}
     assert found.lacks_room
 
@@ -382,21 +393,19 @@ def test_size_of_a_fetch_is_bounded():
 )
 def test_fetch_never_exceeds_the_free_space(size, held, reserved, partition_max, most):
     """A fetch requests at least one byte and at most the free space."""
-    buffer = FetchBuffer(size)
-    for partition, holds in zip((A, B, C), held, strict=True):
-        buffer.put(partition, "chunk", holds)
-    buffer.reserve("another fetch", reserved)
-    share = buffer.share_of(3)
+    positions = ready(A, B, C, max_bytes=size, reserved=reserved)
+    for position, holds in zip(positions, held, strict=True):
+        position.put(Batch(holds))
+    share = positions.space.share_of(3)
 
-    found = plan(ready(A, B, C), buffer=buffer, limits=FetchLimits(most, partition_max, 0.5))
+    found = plan(positions, limits=FetchLimits(most, partition_max, 0.5))
 
     if found.partitions:
-        assert 0 < found.max_bytes <= min(buffer.free_bytes, most)
+        assert 0 < found.max_bytes <= min(positions.space.free_bytes, most)
         assert all(
-            0
-            < asked.partition_max_bytes
-            <= min(partition_max, max(share - buffer.bytes_of(one), 0 if buffer.bytes_of(one) else max(held)))
+            0 < asked.partition_max_bytes <= min(partition_max, max(share - holds, 0 if holds else max(held)))
             for one, asked in found.partitions.items()
+            for holds in [positions.get(one).buffered_bytes]
         )
     assert found.lacks_room == (found.partitions.keys() != {A, B, C})
 
@@ -405,7 +414,7 @@ def test_empty_buffer_has_room_for_a_fetch():
     """An empty buffer has room for a fetch, even of many partitions."""
     partitions = [TopicPartition("t", n) for n in range(300)]
 
-    found = plan(ready(*partitions), leaders=(1,) * 300, buffer=FetchBuffer(1_000))
+    found = plan(ready(*partitions, max_bytes=1_000), leaders=(1,) * 300)
 
     assert found.partitions
     assert found.max_bytes > 0

@@ -18,7 +18,7 @@ from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover
 from tailrace.app.dispatch.lanes import Lanes
 from tailrace.app.dispatch.work import Worker
 from tailrace.app.publish.traces import is_opentelemetry_imported
-from tailrace.consumer.delivery.slices import is_too_long
+from tailrace.consumer.delivery.reader import is_too_long
 from tailrace.installation import handler_run
 from tailrace.records import Record, TopicPartition
 

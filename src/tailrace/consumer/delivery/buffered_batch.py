@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import msgspec
 
+from tailrace.batches.record_batch import RecordDecoder
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.partition import Partition
 from tailrace.errors import CorruptRecordError, DecodeError, MalformedMessageError, TailraceError
@@ -24,7 +25,7 @@ from tailrace.user_exceptions import error_text
 
 if TYPE_CHECKING:
     from tailrace.batches.columns import ColumnBuilder
-    from tailrace.batches.record_batch import RecordBatch, RecordDecoder
+    from tailrace.batches.record_batch import RecordBatch
 
 __all__ = ["BufferedBatch", "Deserializers", "make_deserializers"]
 
@@ -232,12 +233,23 @@ class BufferedBatch:
         """
         if self._error is not None and not self._returned:
             raise self._error
+        records: list[Record] = []
         if self._returned:
-            taken, self._returned = self._returned[:count], self._returned[count:]
-            if len(taken) == count or self.is_blocked:
-                return taken
-            return taken + self._decode_all(position, count - len(taken))
-        return self._decode_all(position, count)
+            records, self._returned = self._returned[:count], self._returned[count:]
+            if len(records) == count or self.is_blocked:
+                return records
+        if self._batch is None:
+            return records
+        while True:
+            try:
+                records += self._decode(position, count - len(records))
+            except TailraceError as error:
+                if not records:
+                    raise
+                self._error, self.is_blocked = error, True
+            if len(records) >= count or self.is_blocked or not self._following:
+                return records
+            self._batch, self._decoder = self._following.popleft(), None
 
     def take_into(self, columns: ColumnBuilder, position: Partition, count: int) -> Sequence[Record]:
         """Take the next ``count`` records as ``take`` does, add them to ``columns``, and return them.
@@ -297,19 +309,6 @@ class BufferedBatch:
         """Put back records that were taken and not used; the next ``take`` returns them first."""
         self._returned = [*records, *self._returned]
 
-    def _decode_all(self, position: Partition, count: int) -> list[Record]:
-        """Return the next ``count`` records of the batches; fewer at the end of the last batch and before an error."""
-        records = self._decode(position, count)
-        while self._following and len(records) < count and not self.is_blocked:
-            self._batch, self._decoder = self._following.popleft(), None
-            try:
-                records += self._decode(position, count - len(records))
-            except TailraceError as error:
-                if not records:
-                    raise
-                self._error, self.is_blocked = error, True
-        return records
-
     @overload
     def _decode(self, position: Partition, count: int) -> list[Record]: ...
 
@@ -317,30 +316,31 @@ class BufferedBatch:
     def _decode(self, position: Partition, count: int, columns: ColumnBuilder) -> Sequence[Record]: ...
 
     def _decode(self, position: Partition, count: int, columns: ColumnBuilder | None = None) -> Sequence[Record]:
-        if self._batch is None:
-            return []
-        topic, partition = position.topic_partition
         if self._decoder is None:
-            assert position.delivered is not None
-            self._decoder = self._batch.decode(topic, partition, max(position.delivered, self._decoded_to))
+            assert self._batch is not None
+            assert position.progress is not None
+            start = max(position.progress.delivered, self._decoded_to)
+            self._decoder = RecordDecoder(self._batch, *position.topic_partition, start)
         try:
-            records: Sequence[Record] = (
-                self._read(self._decoder, count) if columns is None else self._decoder.take_into(columns, count)
-            )
+            records: Sequence[Record]
+            if columns is not None:
+                records = self._decoder.take_into(columns, count)
+            elif self._deserializers is None:
+                records = self._decoder.take(count)
+            else:
+                records = self._deserialized(self._deserializers, self._decoder, count)
         except MalformedMessageError as error:
             raise self._fail(position, str(error)) from error
         if records:
             self._decoded_to = records[-1].offset + 1
         return records
 
-    def _read(self, decoder: RecordDecoder, count: int) -> list[Record]:
-        if self._deserializers is None:
-            return decoder.take(count)
+    def _deserialized(self, deserializers: Deserializers, decoder: RecordDecoder, count: int) -> list[Record]:
         deserialized: list[Record] = []
         while len(deserialized) < count:
             wanted = count - len(deserialized)
             taken = decoder.take(wanted)
-            read, error = self._deserializers.apply(taken)
+            read, error = deserializers.apply(taken)
             deserialized += read
             if error is not None:
                 self._error, self.is_blocked = error, True

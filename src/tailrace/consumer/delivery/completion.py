@@ -8,22 +8,22 @@ object that tracks which of the slice's records are in flight. The sink finishes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from tailrace.awaitables import AutoResetEvent
 from tailrace.batches.columns import ArrowBatch, offsets_of
+from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.polled_records import PolledRecords
-from tailrace.consumer.delivery.slices import RecordSlice
 from tailrace.consumer.partition import AssignedPartitions, Partition
-from tailrace.core.progress import Lease, Progress
 from tailrace.records import Record, TopicPartition
 
 if TYPE_CHECKING:
     from tailrace.batches.columns import ColumnBuilder
 
-__all__ = ["DeliveryProgress", "FinishedCounter", "PolledSink", "RecordSink"]
+__all__ = ["DeliveryProgress", "FinishedCounter", "PolledSink", "RecordSink", "RecordSlice"]
 
 # ---- number of finished records, for commits after every N records (``auto_commit_every_records``) -------------------
 
@@ -92,8 +92,18 @@ class FinishedCounter:
 
 # ---- records that a reader has delivered, and how they are finished --------------------------------------------------
 
-_Unacknowledged: TypeAlias = "dict[TopicPartition, tuple[Progress, dict[int, Record | ColumnBuilder]]]"
-"""Progress and unacknowledged offsets of partitions; each offset has its record, or the columns that contain it."""
+
+@dataclass(slots=True)
+class RecordSlice:
+    """Records of one partition that are decoded and delivered together."""
+
+    position: Partition
+    records: Sequence[Record]
+    end: int
+    """Offset at which the partition continues after the slice."""
+    leader_epoch: int
+    buffered: BufferedBatch | None
+    """Batch from which the last records were taken; None if it is used up and was removed from the buffer."""
 
 
 class RecordSink(Protocol):
@@ -125,6 +135,7 @@ class DeliveryProgress:
     """Records that were delivered to the user or a sink, and which of them are finished.
 
     Attributes:
+        has_manual_ack: True if each record is finished by its own acknowledgement (``ack="manual"``).
         polled: records of a polling user.
         sink: receiver of slices in place of a polling user; None without a sink.
         finished_counter: counts the finished records.
@@ -144,7 +155,7 @@ class DeliveryProgress:
         """Current slice: the slice from which a polling user takes records."""
         self._columns: ColumnBuilder | None = None
         """Columns with the rows in flight of a polling user."""
-        self._unacknowledged: _Unacknowledged | None = {} if has_manual_ack else None
+        self.has_manual_ack = has_manual_ack
         self._poll_count = 0
         self._polled_sink: PolledSink | None = None
 
@@ -157,36 +168,30 @@ class DeliveryProgress:
 
     def begin(self, record_slice: RecordSlice, columns: ColumnBuilder | None = None) -> None:
         """Deliver the records of a slice to a polling user, one by one or as a part of ``columns``."""
-        lease = record_slice.deliver()
-        if self._unacknowledged is not None:
-            self._start_all(self._unacknowledged, lease, columns)
+        position = record_slice.position
+        # The slice keeps no reference to the records, so that they can be freed one by one.
+        records, record_slice.records = record_slice.records, ()
+        lease = position.deliver(records, record_slice.end, record_slice.leader_epoch)
+        if self.has_manual_ack:
+            lease.start()
+            offsets = (record.offset for record in records)
+            # The record objects are kept because a seek may deliver the same offset again, as another object.
+            position.unacknowledged.update(zip(offsets, records if columns is None else repeat(columns), strict=False))
         self._current, self._columns = record_slice, columns
         if columns is None:
             self.polled.begin(lease)
         else:
             self.polled.begin_delivered(lease)
 
-    def _start_all(self, unacknowledged: _Unacknowledged, lease: Lease, columns: ColumnBuilder | None) -> None:
-        progress, records = unacknowledged.get(lease.partition, (None, {}))
-        if progress is not lease.progress:
-            records = {}
-            unacknowledged[lease.partition] = lease.progress, records
-        lease.start()
-        # The record objects are kept because a seek may deliver the same offset again, as another object.
-        offsets = (record.offset for record in lease.records)
-        records.update(zip(offsets, lease.records if columns is None else repeat(columns), strict=False))
-
     @property
     def unacknowledged_count(self) -> int:
         """Number of delivered records that the user has not acknowledged (``ack="manual"``); 0 with ``ack="auto"``."""
-        held = () if self._unacknowledged is None else self._unacknowledged.values()
-        return sum(len(records) for progress, records in held if not progress.is_over)
+        return sum(len(position.unacknowledged) for position in self._positions) if self.has_manual_ack else 0
 
     @property
     def unacknowledged_records(self) -> list[Record]:
         """Delivered records that the user has not acknowledged, with ``ack="manual"``; without Arrow rows."""
-        held = () if self._unacknowledged is None else self._unacknowledged.values()
-        records = (record for progress, found in held if not progress.is_over for record in found.values())
+        records = (record for position in self._positions for record in position.unacknowledged.values())
         return [record for record in records if isinstance(record, Record)]
 
     def give_back(self) -> tuple[RecordSlice, list[Record]] | None:
@@ -195,21 +200,16 @@ class DeliveryProgress:
         if found is None or given_back is None:
             return None
         lease, rest = given_back
-        if self._unacknowledged is not None:
+        if self.has_manual_ack:
             offsets = [record.offset for record in rest]
             lease.progress.unstart(offsets)
             for offset in offsets:
-                del self._unacknowledged[lease.partition][1][offset]
+                del found.position.unacknowledged[offset]
         return found, rest
 
     def attach_sink(self, sink: RecordSink, polled_sink: PolledSink | None) -> None:
         """Deliver slices to ``sink`` from now on; ``polled_sink`` is the same object if the user polls it."""
         self.sink, self._polled_sink = sink, polled_sink
-
-    def deliver_to_sink(self, record_slice: RecordSlice) -> Lease:
-        """Deliver a slice to the sink, and return its lease."""
-        self.finished_counter.count_delivered(len(record_slice.records))
-        return record_slice.deliver()
 
     # ---- finishing ---------------------------------------------------------------------------------------------
 
@@ -241,10 +241,8 @@ class DeliveryProgress:
 
         With ``ack="manual"``, finish ``record`` alone.
         """
-        if self._unacknowledged is None:
-            if not self.polled.acknowledge(record):
-                return False
-        elif not self._acknowledge_alone(self._unacknowledged, record):
+        was_in_flight = self._acknowledge_alone(record) if self.has_manual_ack else self.polled.acknowledge(record)
+        if not was_in_flight:
             return False
         self._poll_count += 1
         self.progress_made.set()
@@ -256,39 +254,40 @@ class DeliveryProgress:
         ``batch`` must be the delivered object, not a copy. With ``ack="manual"``, earlier batches can be acknowledged,
         too.
         """
-        if self._unacknowledged is None:
+        if not self.has_manual_ack:
             if self._columns is None or self._columns.batch is not batch or not self.polled.count_in_flight:
                 return False
             self.polled.finish()
             self._columns = None
-        elif not self._acknowledge_rows(self._unacknowledged, batch):
+        elif not self._acknowledge_rows(batch):
             return False
         self._poll_count += 1
         self.progress_made.set()
         return True
 
-    def _acknowledge_rows(self, unacknowledged: _Unacknowledged, batch: ArrowBatch) -> bool:
+    def _acknowledge_rows(self, batch: ArrowBatch) -> bool:
         count = 0
         for partition, offsets in offsets_of(batch):
-            progress, records = unacknowledged.get(partition, (None, {}))
-            if progress is None or progress.is_over:
+            position = self._positions.get(partition)
+            if position is None or position.progress is None:
                 continue
             for offset in offsets:
-                columns = records.get(offset)
+                columns = position.unacknowledged.get(offset)
                 if columns is not None and not isinstance(columns, Record) and columns.batch is batch:
-                    del records[offset]
-                    progress.finish(offset)
+                    del position.unacknowledged[offset]
+                    position.progress.finish(offset)
                     self.finished_counter.count_acknowledged()
                     count += 1
         self.finished_counter.check_due()
         return count > 0
 
-    def _acknowledge_alone(self, unacknowledged: _Unacknowledged, record: Record) -> bool:
-        progress, records = unacknowledged.get(record.topic_partition, (None, {}))
-        if progress is None or progress.is_over or records.get(record.offset) is not record:
+    def _acknowledge_alone(self, record: Record) -> bool:
+        position = self._positions.get(record.topic_partition)
+        if position is None or position.unacknowledged.get(record.offset) is not record:
             return False
-        del records[record.offset]
-        progress.finish(record.offset)
+        assert position.progress is not None
+        del position.unacknowledged[record.offset]
+        position.progress.finish(record.offset)
         self.finished_counter.count_acknowledged()
         self.finished_counter.check_due()
         return True
@@ -305,10 +304,10 @@ class DeliveryProgress:
         """Forget the delivered records of ``partitions``, in flight or not taken."""
         gone = frozenset(partitions)
         self.polled.drop(gone)
-        for partition in gone:
-            if self._unacknowledged is not None:
-                self._unacknowledged.pop(partition, None)
-            if self.sink is not None:
+        for position in self._positions.of(gone):
+            position.unacknowledged = {}
+        if self.sink is not None:
+            for partition in gone:
                 self.sink.drop(partition)
         self.progress_made.set()
 

@@ -7,7 +7,7 @@ long as a partition's records are finished in order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tailrace.consumer.partition import Partition
 from tailrace.consumer.parts import ConsumerParts
@@ -21,7 +21,7 @@ from tailrace.observe.events import (
     OffsetMapIgnored,
     OffsetMapRecovered,
 )
-from tailrace.records import Record, TopicPartition
+from tailrace.records import Record
 
 __all__ = ["OffsetMapWatch"]
 
@@ -30,21 +30,19 @@ class OffsetMapWatch:
     """Watches the offset maps of one consumer's partitions.
 
     Attributes:
+        max_bytes: size limit of a partition's commit metadata; 0 if no maps are written.
         ignored: number of commits of earlier owners whose metadata was ignored, because another program wrote it, it
             is unreadable, or the partition's log was replaced or rewritten since.
+        held_back: number of partitions whose offset map was too full at the last check.
         recheck_at: time of the loop at which ``holds_back`` must be called again even if nothing has changed; None for
             no such time.
     """
 
     def __init__(self, parts: ConsumerParts) -> None:
         self._observer = parts.observer
-        self._max_bytes, self._writer = parts.config.offset_metadata_max_bytes, parts.config.client_id
+        self.max_bytes, self._writer = parts.config.offset_metadata_max_bytes, parts.config.client_id
         self._loop = asyncio.get_running_loop()
-        self._skipped: dict[TopicPartition, int] = {}
-        """Number of skipped records of each partition that no event has reported yet."""
-        self._held_back: set[TopicPartition] = set()
-        """Partitions whose offset map was too full at the last check."""
-        self.ignored = 0
+        self.ignored = self.held_back = 0
         self.recheck_at: float | None = None
 
     # ---- maps of earlier owners --------------------------------------------------------------------------------
@@ -89,6 +87,7 @@ class OffsetMapWatch:
     def _drop_known(self, position: Partition, reason: str) -> None:
         assert position.progress is not None
         position.progress.forget_known()
+        position.has_known_map = False
         self.ignored += 1
         self._observer.emit(OffsetMapIgnored(position.topic_partition, position.progress.finished, reason))
 
@@ -96,34 +95,28 @@ class OffsetMapWatch:
         """Return ``records`` without those that an earlier owner has finished; count these for an event."""
         known = position.progress.known if position.progress is not None else None
         if known is None:
+            position.has_known_map = False
             return records
         if records and records[0].offset >= known.limit:
-            self._report_skipped(position.topic_partition)
+            self._report_skipped(position)
             return records
         left = [record for record in records if not known.is_finished(record.offset)]
-        partition = position.topic_partition
-        self._skipped[partition] = self._skipped.get(partition, 0) + len(records) - len(left)
+        position.skipped_finished += len(records) - len(left)
         if records and records[-1].offset + 1 >= known.limit:
-            self._report_skipped(partition)
+            self._report_skipped(position)
         return left
 
-    def _report_skipped(self, partition: TopicPartition) -> None:
-        count = self._skipped.pop(partition, 0)
+    def _report_skipped(self, position: Partition) -> None:
+        count, position.skipped_finished = position.skipped_finished, 0
         if count:
-            self._observer.emit(FinishedRecordsSkipped(partition, count))
+            self._observer.emit(FinishedRecordsSkipped(position.topic_partition, count))
 
     # ---- size of the current map -------------------------------------------------------------------------------
-
-    def is_due(self, position: Partition) -> bool:
-        """Return True if the size of the partition's map should be estimated now."""
-        if not self._max_bytes or position.progress is None:
-            return False
-        return position.map_fill.is_due(position.progress, self._max_bytes)
 
     def measure(self, position: Partition) -> None:
         """Estimate the size of the partition's map."""
         if position.progress is not None:
-            position.map_fill.measure(position.progress, self._max_bytes, self._writer, self._loop.time())
+            position.map_fill.measure(position.progress, self.max_bytes, self._writer, self._loop.time())
 
     def holds_back(self, position: Partition) -> bool:
         """Check if a partition must not start new records because its offset map is too full, and return the result.
@@ -148,28 +141,24 @@ class OffsetMapWatch:
 
     def _may_shrink(self, progress: Progress) -> bool:
         """Return True if the map shrinks when records in flight finish, and delivery is past an earlier owner's map."""
-        if not self._max_bytes or not progress.started:
+        if not self.max_bytes or not progress.started:
             return False
         return progress.known is None or progress.delivered >= progress.known.limit
 
     def _report_change(self, position: Partition, progress: Progress, *, is_held: bool) -> None:
         partition, fill = position.topic_partition, position.map_fill
-        if is_held is (partition in self._held_back):
+        if is_held is position.is_map_full:
             return
+        position.is_map_full = is_held
         if is_held:
-            self._held_back.add(partition)
+            self.held_back += 1
             self._observer.emit(OffsetMapFull(partition, progress.finished, progress.started, fill.fill))
         else:
-            self._held_back.discard(partition)
+            self.held_back -= 1
             self._observer.emit(OffsetMapRecovered(partition, progress.finished, fill.fill))
 
-    @property
-    def holds_any(self) -> bool:
-        """True if any partition had a too full offset map at its last check by ``holds_back``."""
-        return bool(self._held_back)
-
-    def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget partitions that were revoked, sought or reset; report records skipped in them by an event."""
-        for partition in partitions:
-            self._held_back.discard(partition)
-            self._report_skipped(partition)
+    def drop(self, position: Partition) -> None:
+        """Forget a partition that was revoked, sought or reset; report records skipped in it by an event."""
+        self.held_back -= position.is_map_full
+        position.is_map_full = False
+        self._report_skipped(position)

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Generic, Self, TypeAlias, TypeVar
 
 from tailrace.awaitables import AutoResetEvent
 from tailrace.batches.columns import ArrowBatch, ColumnBuilder
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
-from tailrace.consumer.delivery.completion import DeliveryProgress, PolledSink, RecordSink
+from tailrace.consumer.delivery.completion import DeliveryProgress, PolledSink, RecordSink, RecordSlice
 from tailrace.consumer.delivery.offset_map_watch import OffsetMapWatch
-from tailrace.consumer.delivery.slices import FIRST_SLICE, OffsetGaps, RecordSlice, SliceReader, is_too_long, next_slice
 from tailrace.consumer.delivery.unreadable_batches import UnreadableBatches
-from tailrace.consumer.partition import AssignedPartitions, FetchBuffer, Partition
+from tailrace.consumer.partition import Partition
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.core.progress import Lease
 from tailrace.errors import ConsumerStateError, ConsumerTimeoutError, TailraceError, UnreadableBatchError
@@ -31,49 +31,58 @@ from tailrace.records import AnyRecord, Record, TopicPartition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BufferedCounts", "Reader", "poll_or_stop", "poll_within", "poll_within_timeout"]
+__all__ = [
+    "FIRST_SLICE",
+    "MAX_HOLD_S",
+    "Batches",
+    "Reader",
+    "is_too_long",
+    "next_slice",
+    "poll_or_stop",
+    "poll_within",
+    "poll_within_timeout",
+]
 
-# ---- number of buffered records, estimated without decoding them -----------------------------------------------------
+# ---- size of slices --------------------------------------------------------------------------------------------------
+
+MAX_HOLD_S = 0.005
+"""Target duration of a slice in seconds. After this time, a busy worker lets other tasks of the event loop run."""
+
+FIRST_SLICE = 16
+"""Number of records in the first slice, before any duration is known."""
 
 
-class BufferedCounts:
-    """Counts the records in one consumer's fetch buffer."""
+def next_slice(size: int, took_s: float, longest: int) -> int:
+    """Return the size of the next slice, at most ``longest``, after a slice of ``size`` records took ``took_s``."""
+    fitting = size * MAX_HOLD_S / took_s if took_s > 0 else math.inf
+    return max(1, min(int(min(fitting, size * 2)), longest))
 
-    def __init__(
-        self, positions: AssignedPartitions, buffer: FetchBuffer[BufferedBatch], slice_reader: SliceReader
-    ) -> None:
-        self._positions, self._buffer, self._slice_reader = positions, buffer, slice_reader
 
-    def are_available(
-        self, count: int, *, is_patient: bool = True, partitions: frozenset[TopicPartition] | None = None
-    ) -> bool:
-        """Skip offsets without records, and return True if a wait for ``count`` records should end.
+def is_too_long(held_s: float) -> bool:
+    """Return True if the event loop was blocked for so long (``held_s``) that other tasks should run next."""
+    return held_s >= MAX_HOLD_S
 
-        A wait ends if that many records are buffered, if at least one is buffered and there is no room for more, or if
-        an error follows the buffered records.
 
-        Args:
-            count: number of records.
-            is_patient: True to end the wait when no partition has room for more records; False to end it when one
-                partition has no room, because the other partitions may never receive records.
-            partitions: partitions to count; None counts all assigned partitions.
-        """
-        self._slice_reader.skip_empty()
-        found, has_room, is_full = 0, False, False
-        share = self._buffer.share_of(len(self._positions))
-        for position in self._positions:
-            is_wanted = partitions is None or position.topic_partition in partitions
-            if not is_wanted or not self._slice_reader.is_readable(position.topic_partition):
-                continue
-            for buffered in self._buffer.all_buffered(position.topic_partition):
-                found += buffered.max_count_from(position.delivered or 0)
-                if found >= count or buffered.has_error:
-                    return True
-            takes_more = share - self._buffer.bytes_of(position.topic_partition) > share // 2
-            has_room, is_full = has_room or takes_more, is_full or not takes_more
-        # Bytes reserved by a fetch in flight count as room, because that fetch may bring the missing records.
-        has_room = has_room and self._buffer.max_bytes - self._buffer.held_bytes > share // 2
-        return found > 0 and (not has_room or (is_full and not is_patient))
+# ---- iterator of batches, for ``Consumer.batches`` and ``Consumer.arrow_batches`` ------------------------------------
+
+BatchT_co = TypeVar("BatchT_co", covariant=True)
+
+
+class Batches(Generic[BatchT_co]):
+    """Iterator of batches; a batch is finished when the next one is polled.
+
+    Args:
+        next_batch: finishes the previous batch and returns the next one; raises StopAsyncIteration to end the loop.
+    """
+
+    def __init__(self, next_batch: Callable[[], Awaitable[BatchT_co]]) -> None:
+        self._next_batch = next_batch
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> BatchT_co:
+        return await self._next_batch()
 
 
 # ---- timeouts of polls (``consumer_timeout_ms``, ``when_timed_out``) -------------------------------------------------
@@ -91,7 +100,9 @@ async def poll_or_stop(
         ConsumerTimeoutError: no record arrived in time.
     """
     try:
-        return await poll_within_timeout(work, None if config is None else config.consumer_timeout_ms)
+        if config is None or config.consumer_timeout_ms is None:
+            return await work()
+        return await poll_within_timeout(work, config.consumer_timeout_ms)
     except ConsumerStateError:
         if is_stopped():
             raise StopAsyncIteration from None
@@ -132,6 +143,12 @@ async def poll_within(work: Callable[[], Awaitable[ResultT]], limit_ms: int | No
 
 # ---- delivery of buffered records, one or many at a time -------------------------------------------------------------
 
+_MAX_ATTEMPTS = 64
+"""Number of attempts to take a slice with a deliverable record, after which other tasks may run."""
+
+RoomOf: TypeAlias = Callable[[TopicPartition], int]
+"""Function that returns the maximum number of records to take of a partition; 0 to take none."""
+
 PartitionFilter: TypeAlias = frozenset[TopicPartition] | None
 """Partitions to read from; None for all assigned partitions."""
 
@@ -154,31 +171,26 @@ class Reader:
         finished_counter: counts the finished records.
         next_poll: event that is set at each poll.
         maps: offset maps of the partitions.
+        wakeup: event that is set when there may be records to deliver, or an error to raise.
+        waiting_for_room: events of the fetches that wait for room in the buffer.
         on_change: called when a position may have changed.
         unreadable_batches: handles batches that cannot be read; None if ``take_slice`` raises their errors.
     """
 
-    def __init__(self, parts: ConsumerParts, buffer: FetchBuffer[BufferedBatch], on_room: Callable[[], None]) -> None:
-        self._parts, self._buffer, self._on_room = parts, buffer, on_room
+    def __init__(self, parts: ConsumerParts) -> None:
+        self._parts, self._positions, self._space = parts, parts.positions, parts.positions.space
         self.maps = OffsetMapWatch(parts)
-        positions = self._positions = parts.positions
-        self.delivery = DeliveryProgress(positions, has_manual_ack=parts.config.ack == "manual")
+        self.delivery = DeliveryProgress(parts.positions, has_manual_ack=parts.config.ack == "manual")
         self.finished_counter, self.next_poll = self.delivery.finished_counter, self.delivery.next_poll
-        self._wakeup = AutoResetEvent()
-        """Set when there may be records to deliver, or an error to raise."""
-        self._slice_reader = SliceReader(
-            positions,
-            buffer,
-            self.maps,
-            on_room=on_room,
-            on_prepared=self._wakeup.set,
-            gaps=None if parts.config.allow_offset_gaps else OffsetGaps(),
-        )
-        self._buffered_counts = BufferedCounts(positions, buffer, self._slice_reader)
+        self.wakeup = AutoResetEvent()
+        self.waiting_for_room: set[AutoResetEvent] = set()
+        self._detects_gaps = not parts.config.allow_offset_gaps
         self._loop = asyncio.get_running_loop()
         self._slice_size = FIRST_SLICE
         self._slice_began_at = self._turn_began_at = self._loop.time()
         self._is_waiting = False
+        self._has_skipped = False
+        """True if the last ``_next_slice`` skipped offsets that hold no deliverable record."""
         self._waits_for_ack = False
         """True if the maximum number of unacknowledged records (``ack="manual"``) is reached."""
         self._errors: deque[TailraceError] = deque()
@@ -193,7 +205,17 @@ class Reader:
 
     async def next_record(self, partitions: PartitionFilter = None) -> AnyRecord:
         """Wait for the next record and return it, from the current slice or from a new one."""
-        await self._wait_for_slice(partitions)
+        self._begin_poll()
+        try:
+            self.delivery.finish()
+            self._put_back_unless_in(partitions)
+            await self._yield_if_due()
+            size = self._next_size()
+            while not self.delivery.polled.count_left and not self._find_slice(size, partitions):
+                await self.wait_for_wakeup()
+                self._turn_began_at = self._loop.time()
+        finally:
+            self._is_waiting = False
         return self._first_of_slice()
 
     async def record_now(self, partitions: PartitionFilter = None) -> AnyRecord | None:
@@ -243,13 +265,13 @@ class Reader:
     async def wait_for_records(
         self, count: int, *, is_patient: bool = True, partitions: PartitionFilter = None
     ) -> None:
-        """Wait until ``BufferedCounts.are_available`` returns True for these arguments."""
+        """Wait until ``_are_available`` returns True for these arguments."""
         self._begin_poll()
         try:
             self.delivery.finish()
             self._put_back_current()
             await self._yield_if_due()
-            while not self._buffered_counts.are_available(count, is_patient=is_patient, partitions=partitions):
+            while not self._are_available(count, is_patient=is_patient, partitions=partitions):
                 self._check(partitions)
                 await self.wait_for_wakeup()
         finally:
@@ -257,11 +279,15 @@ class Reader:
 
     async def next_records(self, count: int, partitions: PartitionFilter = None) -> list[AnyRecord]:
         """Wait for at least one record and return up to ``count`` buffered records."""
-        self.delivery.finish()
-        self._put_back_unless_in(partitions)
-        if not self.delivery.polled.count_left:
-            await self._wait_for_slice(partitions)
-        return self.take_now(count, partitions)
+        self._begin_poll()
+        try:
+            await self._yield_if_due()
+            while not (taken := self.take_now(count, partitions)):
+                await self.wait_for_wakeup()
+                self._turn_began_at = self._loop.time()
+        finally:
+            self._is_waiting = False
+        return taken
 
     def take_now(self, count: int, partitions: PartitionFilter = None) -> list[AnyRecord]:
         """Return up to ``count`` buffered records without awaiting anything."""
@@ -339,45 +365,34 @@ class Reader:
     def take_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease] | None:
         """Deliver a slice as ``next_slice`` does, but without waiting; return None if there is none."""
         self.raise_failure()
-        if (unreadable := self.unreadable_batches) is not None:
+        if (unreadable := self.unreadable_batches) is not None and unreadable.is_waiting:
             unreadable.update()
-        max_records = self._parts.config.max_queued_records
+        most, limit = self._parts.config.max_queued_records, self.finished_counter.slice_limit
+
+        def limited_room_of(partition: TopicPartition) -> int:
+            room = min(room_of(partition), most)
+            return limit(room) if room > 0 else 0
+
         try:
-            found = self._take_from_buffer(
-                lambda partition: self._slice_reader.is_readable(partition) and room_of(partition) > 0,
-                lambda partition: self.finished_counter.slice_limit(min(room_of(partition), max_records)),
-            )
+            found = self._next_slice(most, limited_room_of)
         except UnreadableBatchError as error:
             if unreadable is None:
                 raise
             unreadable.handle(error)
             # Other partitions may have records. Let other tasks run first, because many batches may be unreadable.
-            self._loop.call_soon(self._wakeup.set)
+            self._loop.call_soon(self.wakeup.set)
             return None
-        if self._slice_reader.has_skipped:
+        if self._has_skipped:
             self.on_change()
         if found is None:
             return None
-        return found.position, self.delivery.deliver_to_sink(found)
+        self.finished_counter.count_delivered(len(found.records))
+        return found.position, found.position.deliver(found.records, found.end, found.leader_epoch)
 
     def progressed(self) -> None:
         """Note that the sink has finished records, or has room for more records."""
         self.delivery.note_finished()
-        self._wakeup.set()
-
-    async def _wait_for_slice(self, partitions: PartitionFilter) -> None:
-        """Wait until the current slice has records; take a new slice from the buffer if it has none."""
-        self._begin_poll()
-        try:
-            self.delivery.finish()
-            self._put_back_unless_in(partitions)
-            await self._yield_if_due()
-            size = self._next_size()
-            while not self.delivery.polled.count_left and not self._find_slice(size, partitions):
-                await self.wait_for_wakeup()
-                self._turn_began_at = self._loop.time()
-        finally:
-            self._is_waiting = False
+        self.wakeup.set()
 
     async def _poll_and_yield(self) -> None:
         """Begin a poll that does not wait, and yield to other tasks, which a loop of such polls would starve."""
@@ -410,31 +425,22 @@ class Reader:
 
         If ``columns`` are given, the records are added to them, and the slice has no records left to take.
         """
-        self._check(partitions)
-        is_readable = self._slice_reader.is_readable
-        is_wanted = is_readable if partitions is None else lambda one: one in partitions and is_readable(one)
-        config = self._parts.config
-        room = min(config.max_queued_records, config.max_unacknowledged_records - self.delivery.unacknowledged_count)
-        self._waits_for_ack = room <= 0
-        if self._waits_for_ack:
-            return False
-        found = self._take_from_buffer(is_wanted, lambda _: min(count, room), columns)
+        if self._errors or self._end is not None or partitions is not None:
+            self._check(partitions)
+        room = self._parts.config.max_queued_records
+        if self.delivery.has_manual_ack:
+            left = self._parts.config.max_unacknowledged_records - self.delivery.unacknowledged_count
+            self._waits_for_ack = left <= 0
+            if self._waits_for_ack:
+                return False
+            room = min(room, left)
+        count = min(count, room)
+        room_of = None if partitions is None else lambda one: count if one in partitions else 0
+        found = self._next_slice(count, room_of, columns)
         if found is None:
             return False
         self.delivery.begin(found, columns)
         return True
-
-    def _take_from_buffer(
-        self,
-        is_wanted: Callable[[TopicPartition], bool],
-        count_of: Callable[[TopicPartition], int],
-        columns: ColumnBuilder | None = None,
-    ) -> RecordSlice | None:
-        """Call ``SliceReader.next_slice``; if it ended early, wake the reader so that it is called again."""
-        found = self._slice_reader.next_slice(is_wanted, count_of, columns)
-        if self._slice_reader.has_more:
-            self._loop.call_soon(self._wakeup.set)
-        return found
 
     async def wait_for_wakeup(self) -> None:
         """Wait until there may be records to deliver or an error to raise; only one task may wait at a time."""
@@ -442,13 +448,210 @@ class Reader:
         until, self.maps.recheck_at = self.maps.recheck_at, None
         if self.unreadable_batches is not None and (retry_at := self.unreadable_batches.next_retry_at) is not None:
             until = retry_at if until is None else min(until, retry_at)
-        await self._wakeup.wait(until)
+        await self.wakeup.wait(until)
 
     def _first_of_slice(self) -> AnyRecord:
         # Fewer records than wanted may have been buffered.
         self._slice_size = self.delivery.polled.count_left
         self._slice_began_at = self._loop.time()
         return next(self.delivery.polled.remaining)
+
+    # ---- slices ------------------------------------------------------------------------------------------------
+
+    def is_readable(self, position: Partition) -> bool:
+        """Return True if records of a partition, or an error in their place, may be delivered now.
+
+        Nothing is delivered while rebalance callbacks run: with ``auto_offset_reset="none"``, a callback may still set
+        the position of a partition that has none.
+        """
+        if not position.is_fetchable or position.is_halted or position.is_paused or position.is_unsubscribed:
+            return False
+        if not position.map_fill.is_high and not self.maps.held_back:
+            return True
+        return not self.maps.holds_back(position)
+
+    def _next_slice(
+        self, count: int, room_of: RoomOf | None = None, columns: ColumnBuilder | None = None
+    ) -> RecordSlice | None:
+        """Take up to ``count`` records of the next partition in turn; return None if there are none.
+
+        Batches without a deliverable record are skipped. If there are many, the reader is woken to go on later.
+
+        Args:
+            count: maximum number of records.
+            room_of: limit of each partition; None for no other limit than ``count``.
+            columns: columns to which the records are added; None for no columns.
+
+        Raises:
+            TailraceError: the partition has this error in place of records.
+        """
+        self.maps.recheck_at, self._has_skipped = None, False
+        for _ in range(_MAX_ATTEMPTS):
+            position, limit = self._next_readable(count, room_of)
+            if position is None:
+                return None
+            progress, max_bytes = position.progress, self.maps.max_bytes
+            if max_bytes and progress is not None and position.map_fill.is_due(progress, max_bytes):
+                self.maps.measure(position)
+                if not self.is_readable(position):
+                    continue
+            if (found := self._take_slice(position, limit, room_of, columns)) is not None:
+                return found
+        self._loop.call_soon(self.wakeup.set)
+        return None
+
+    def _next_readable(self, count: int, room_of: RoomOf | None) -> tuple[Partition | None, int]:
+        """Return the next partition in turn with records that may be taken, and their maximum number."""
+        for position in self._space.in_turn():
+            limit = count if room_of is None else room_of(position.topic_partition)
+            if limit <= 0 or not self.is_readable(position):
+                continue
+            batch: BufferedBatch = position.batches[0]
+            if not batch.is_decompressing and (not batch.is_compressed or self._may_decompress(room_of)):
+                return position, limit
+        return None, 0
+
+    def _may_decompress(self, room_of: RoomOf | None) -> bool:
+        return self._positions.has_room_to_decompress(
+            lambda one: (room_of is None or room_of(one.topic_partition) > 0) and self.is_readable(one)
+        )
+
+    def _take_slice(
+        self, position: Partition, count: int, room_of: RoomOf | None, columns: ColumnBuilder | None
+    ) -> RecordSlice | None:
+        """Take up to ``count`` records of the first batch; return None if none of them is to be delivered."""
+        batch: BufferedBatch = position.batches[0]
+        if batch.is_compressed and not self._decompress(position, batch):
+            return None
+        # Some of the records may not be delivered, and the others are then added to the columns below.
+        is_added = columns is not None and not position.has_known_map and not self._detects_gaps
+        records: Sequence[Record]
+        if columns is not None and is_added:
+            records = batch.take_into(columns, position, count)
+        else:
+            records = batch.take(position, count)
+        # A batch whose last record was taken is removed at once: it would occupy the buffer and block a wait for many
+        # records.
+        is_used_up = not batch.is_blocked and (len(records) < count or records[-1].offset + 1 == batch.next_offset)
+        if self._detects_gaps and records:
+            count_before = self._count_before_gap(position, batch, records)
+            records, is_used_up = records[:count_before], is_used_up and count_before == len(records)
+        if is_used_up:
+            position.remove_first()
+            if self.waiting_for_room:
+                self.note_room()
+        end = batch.next_offset if is_used_up else records[-1].offset + 1
+        if position.has_known_map:
+            records = self.maps.without_finished(position, records)
+        if not records:
+            position.skip(end, batch.leader_epoch)
+            self._has_skipped = True
+            return None
+        if columns is not None and not is_added:
+            columns.add_records(records)
+        found = RecordSlice(position, records, end, batch.leader_epoch, None if is_used_up else batch)
+        if is_used_up and position.batches and len(records) < count and columns is None and not self._detects_gaps:
+            self._add_following(found, count, room_of)
+        return found
+
+    def _count_before_gap(self, position: Partition, batch: BufferedBatch, records: Sequence[Record]) -> int:
+        """Return the number of records before the first missing offset, and give the others back to the batch.
+
+        Raises:
+            OffsetGapError: an offset is missing before the first record.
+        """
+        count, gap = position.gap_in(records)
+        if gap is not None:
+            batch.give_back(records[count:])
+            if not count:
+                raise gap
+        return count
+
+    def _add_following(self, found: RecordSlice, count: int, room_of: RoomOf | None) -> None:
+        """Add records of the batches that follow the last batch of a slice, until it has ``count`` records.
+
+        Each slice has a fixed cost. If producers send batches of few records, this would be a cost per record.
+        """
+        position, added = found.position, list[Record]()
+        while found.buffered is None and (wanted := count - len(found.records) - len(added)) > 0 and position.batches:
+            following: BufferedBatch = position.batches[0]
+            if not following.can_share_slice or following.leader_epoch != found.leader_epoch:
+                break
+            if following.is_compressed and not (
+                self._may_decompress(room_of) and self._decompress(position, following)
+            ):
+                break
+            try:
+                taken = following.take(position, wanted)
+            except TailraceError:
+                break  # The next slice raises the error again.
+            if not following.is_blocked and (len(taken) < wanted or taken[-1].offset + 1 == following.next_offset):
+                position.remove_first()
+                if self.waiting_for_room:
+                    self.note_room()
+                found.end = following.next_offset
+            else:
+                found.buffered, found.end = following, taken[-1].offset + 1
+            added += self.maps.without_finished(position, taken) if position.has_known_map else taken
+        if added:
+            found.records = [*found.records, *added]
+
+    def _decompress(self, position: Partition, batch: BufferedBatch) -> bool:
+        """Decompress a batch and return True, or let a thread decompress it and return False."""
+        space = self._space
+
+        def decompressed() -> None:
+            space.decompressing -= 1
+            space.plain_bytes += batch.plain_bytes
+            self.wakeup.set()
+
+        is_ready = batch.prepare(position, decompressed)
+        position.decompressed = batch
+        space.plain_bytes += batch.plain_bytes
+        space.decompressing += batch.is_decompressing
+        return is_ready
+
+    def _are_available(
+        self, count: int, *, is_patient: bool = True, partitions: frozenset[TopicPartition] | None = None
+    ) -> bool:
+        """Skip offsets without records, and return True if a wait for ``count`` records should end.
+
+        A wait ends if that many records are buffered, if at least one is buffered and there is no room for more, or if
+        an error follows the buffered records.
+
+        Args:
+            count: number of records.
+            is_patient: True to end the wait when no partition has room for more records; False to end it when one
+                partition has no room, because the other partitions may never receive records.
+            partitions: partitions to count; None counts all assigned partitions.
+        """
+        self._skip_empty()
+        found, has_room, is_full = 0, False, False
+        share = self._space.share_of(len(self._positions))
+        for position in self._positions:
+            is_wanted = partitions is None or position.topic_partition in partitions
+            if not is_wanted or not self.is_readable(position):
+                continue
+            for batch in position.batches:
+                found += batch.max_count_from(position.delivered or 0)
+                if found >= count or batch.has_error:
+                    return True
+            takes_more = share - position.buffered_bytes > share // 2
+            has_room, is_full = has_room or takes_more, is_full or not takes_more
+        # Bytes reserved by a fetch in flight count as room, because that fetch may bring the missing records.
+        has_room = has_room and self._space.max_bytes - self._space.held_bytes > share // 2
+        return found > 0 and (not has_room or (is_full and not is_patient))
+
+    def _skip_empty(self) -> None:
+        """Skip entries without records at the head of each partition's queue.
+
+        ``_next_slice`` skips them, too, but is not called during a wait for many records.
+        """
+        for position in self._positions:
+            while position.batches and position.batches[0].is_empty and self.is_readable(position):
+                batch: BufferedBatch = position.batches[0]
+                position.remove_first()
+                position.skip(batch.next_offset, batch.leader_epoch)
 
     # ---- acknowledgement ---------------------------------------------------------------------------------------
 
@@ -458,24 +661,15 @@ class Reader:
             was_in_flight = self.delivery.acknowledge(delivered)
         else:
             was_in_flight = self.delivery.acknowledge_batch(delivered)
-        if was_in_flight and (self.maps.holds_any or self._waits_for_ack):
-            self._wakeup.set()
+        if was_in_flight and (self.maps.held_back or self._waits_for_ack):
+            self.wakeup.set()
         return was_in_flight
 
     # ---- for other parts of the consumer -----------------------------------------------------------------------
 
-    def put(self, partition: TopicPartition, buffered: BufferedBatch, size: int) -> None:
-        """Add an entry of ``size`` bytes to the buffer: a fetched batch, offsets without records, or an error."""
-        self._slice_reader.put(partition, buffered, size)
-        self._wakeup.set()
-
-    def enlarge_last(self, partition: TopicPartition, size: int) -> None:
-        """Count ``size`` more bytes for the entry put last, to which a batch was added."""
-        self._buffer.enlarge_last(partition, size)
-
     def recheck(self) -> None:
         """Look for records again, because a partition may have become readable, or a position may have changed."""
-        self._wakeup.set()
+        self.wakeup.set()
         self.on_change()
 
     def halt(self, partitions: Iterable[TopicPartition]) -> None:
@@ -490,7 +684,7 @@ class Reader:
             position.is_paused = True
         self._put_back_if_not_readable()
         # The buffered batches of paused partitions may be dropped now if other partitions have no room.
-        self._on_room()
+        self.note_room()
 
     def subscribe(self, is_subscribed: Callable[[str], object] | None) -> None:
         """Deliver only records of topics for which ``is_subscribed`` is true; None delivers those of all topics."""
@@ -501,26 +695,31 @@ class Reader:
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget the buffered records of ``partitions``, and their records in flight."""
         gone = set(partitions)
-        self.maps.drop(gone)
         self.delivery.drop(gone)
-        for partition in gone:
-            self._buffer.drop(partition)
-        self._on_room()
+        for position in self._positions.of(gone):
+            self.maps.drop(position)
+            position.drop_batches()
+        self.note_room()
         if self._waits_for_ack:
-            self._wakeup.set()
+            self.wakeup.set()
+
+    def note_room(self) -> None:
+        """Wake the fetches that wait for room in the buffer."""
+        for waiting in self.waiting_for_room:
+            waiting.set()
 
     def report(self, error: TailraceError) -> None:
         """Raise ``error`` in the next polling call; ignore it if an error with the same text is still to be raised."""
         if str(error) not in map(str, self._errors):
             self._errors.append(error)
         self._put_back_current()
-        self._wakeup.set()
+        self.wakeup.set()
 
     def close(self, reason: TailraceError) -> None:
         """Raise ``reason`` in every polling call from now on; records in flight stay unfinished."""
         self.delivery.close()
         self._end = reason
-        self._wakeup.set()
+        self.wakeup.set()
 
     def raise_failure(self) -> None:
         """Raise the next reported error, or the reason given to ``close``, if there is one."""
@@ -545,10 +744,7 @@ class Reader:
         """
         if self._is_waiting and not self._waits_for_ack:
             return False
-        has_buffered = any(
-            self._buffer.holds(p.topic_partition) and self._slice_reader.is_readable(p.topic_partition)
-            for p in self._positions
-        )
+        has_buffered = any(map(self.is_readable, self._space.waiting))
         return self.delivery.awaits_poll(has_buffered=has_buffered)
 
     def is_over(self) -> bool:
@@ -579,10 +775,17 @@ class Reader:
             self._put_back_current()
 
     def _put_back_if_not_readable(self) -> None:
-        if (partition := self.delivery.partition) is not None and not self._slice_reader.is_readable(partition):
+        partition = self.delivery.partition
+        position = None if partition is None else self._positions.get(partition)
+        if partition is not None and (position is None or not self.is_readable(position)):
             self._put_back_current()
 
     def _put_back_current(self) -> None:
         """Put the undelivered records of the current slice back into the buffer."""
-        if (found := self.delivery.give_back()) is not None:
-            self._slice_reader.put_back(*found)
+        if (given_back := self.delivery.give_back()) is None:
+            return
+        found, rest = given_back
+        if found.buffered is not None:
+            found.buffered.give_back(rest)
+        else:
+            found.position.put_back(BufferedBatch(found.end, returned=rest, leader_epoch=found.leader_epoch))

@@ -7,13 +7,11 @@ import random
 import shlex
 from typing import Literal, TypeAlias
 
-from tailrace.consumer.delivery.buffered_batch import BufferedBatch
-from tailrace.consumer.partition import FetchBuffer, Partition, UnreadableBatch
+from tailrace.consumer.partition import Partition, UnreadableBatch
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.core.backoff import Backoff
 from tailrace.errors import UnreadableBatchError
 from tailrace.observe.events import CorruptBatchSkipped, PartitionBlocked, PartitionUnblocked
-from tailrace.records import TopicPartition
 
 __all__ = ["OnCorruptBatch", "UnreadableBatches"]
 
@@ -33,21 +31,23 @@ class UnreadableBatches:
         policy: ``on_corrupt_batch``.
 
     Attributes:
+        is_waiting: True if a partition waits, or a wait has ended since ``update``.
         skipped: number of skipped batches.
     """
 
-    def __init__(self, policy: OnCorruptBatch, parts: ConsumerParts, buffer: FetchBuffer[BufferedBatch]) -> None:
-        self._policy, self._parts, self._positions, self._buffer = policy, parts, parts.positions, buffer
+    def __init__(self, policy: OnCorruptBatch, parts: ConsumerParts) -> None:
+        self._policy, self._parts, self._positions = policy, parts, parts.positions
         self._observer, self._group_id = parts.observer, parts.config.group_id
         self._loop = asyncio.get_running_loop()
-        self._waiting: set[TopicPartition] = set()
-        """Partitions that wait, and some whose wait has ended since ``update``."""
+        self.is_waiting = False
         self.skipped = 0
 
     @property
     def next_retry_at(self) -> float | None:
         """Time of the event loop at which ``update`` must be called; None for no such time."""
-        waiting = [one.unreadable for one in self._positions.of(self._waiting) if one.fetched is None]
+        if not self.is_waiting:
+            return None
+        waiting = [one.unreadable for one in self._positions if one.fetched is None]
         return min((batch.retry_at for batch in waiting if batch is not None), default=None)
 
     def handle(self, error: UnreadableBatchError) -> None:
@@ -61,7 +61,7 @@ class UnreadableBatches:
         position = self._positions.get(error.partition)
         if position is None or (offset := position.delivered) is None:
             return
-        self._buffer.drop(error.partition)
+        position.drop_batches()
         if self._policy == "skip" and error.next_offset is not None and error.next_offset > offset:
             position.skip_batch(error.next_offset)
             position.unreadable = None
@@ -75,17 +75,17 @@ class UnreadableBatches:
 
     def update(self) -> None:
         """Fetch the batches whose next attempt is due, and note the partitions that could be read on."""
-        now = self._loop.time()
-        for partition in list(self._waiting):
-            position = self._positions.get(partition)
-            batch = None if position is None else position.unreadable
-            if position is None or batch is None:
-                self._waiting.discard(partition)
-            elif (position.delivered or 0) > batch.offset:
+        now, self.is_waiting = self._loop.time(), False
+        for position in self._positions:
+            batch = position.unreadable
+            if batch is None:
+                continue
+            if (position.delivered or 0) > batch.offset:
                 position.unreadable = None
-                self._waiting.discard(partition)
-                self._observer.emit(PartitionUnblocked(self._group_id, partition, batch.offset))
-            elif position.fetched is None and batch.retry_at <= now:
+                self._observer.emit(PartitionUnblocked(self._group_id, position.topic_partition, batch.offset))
+                continue
+            self.is_waiting = True
+            if position.fetched is None and batch.retry_at <= now:
                 position.fetch_again()
                 self._parts.changed()
 
@@ -95,7 +95,7 @@ class UnreadableBatches:
         retry_at = self._loop.time() + _PAUSES.pause_s(attempts, random.random())  # noqa: S311 - for jitter
         advice = f"{error.remedy}, or {self._way_on(error)}"
         position.wait_at(UnreadableBatch(offset, error.next_offset, error.reason, advice, attempts, retry_at))
-        self._waiting.add(position.topic_partition)
+        self.is_waiting = True
         if earlier is None or earlier.offset != offset:
             self._observer.emit(
                 PartitionBlocked(

@@ -17,7 +17,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import UUID
 
 import anyio
@@ -45,7 +45,7 @@ from tailrace.consumer.fetch.plan import (
     sources_change_at,
     without_session,
 )
-from tailrace.consumer.partition import FetchBuffer, Partition
+from tailrace.consumer.partition import Partition
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.start_positions import StartPositions
 from tailrace.core.backoff import Backoff
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from tailrace.batches.record_batch import RecordBatch
 
 __all__ = [
+    "AbortedTransactions",
     "BatchHeader",
     "EndOffsetRefresher",
     "FetchConnection",
@@ -81,7 +82,6 @@ __all__ = [
     "fault_of",
     "positions_without_fetch",
     "size_error",
-    "visible",
 ]
 
 # ---- refresh of the end offsets of partitions that are not fetched, for statistics and metrics -----------------------
@@ -176,28 +176,28 @@ class BatchHeader(Protocol):
     def is_abort_marker(self) -> bool: ...
 
 
-BatchT = TypeVar("BatchT", bound=BatchHeader)
-
-
-def visible(batches: Iterable[BatchT], aborted: Sequence[AbortedTransaction] | None) -> Iterator[tuple[BatchT, bool]]:
-    """Yield each batch, with True if its records are to be delivered.
+class AbortedTransactions:
+    """Aborted transactions of one fetched partition, whose records are not delivered.
 
     Args:
-        batches: fetched batches of one partition, in order.
-        aborted: list of aborted transactions from the broker; None with ``read_uncommitted``.
+        listed: list from the broker.
     """
-    pending = [(one.first_offset, one.producer_id) for one in aborted or ()]
-    heapq.heapify(pending)
-    aborting: set[int] = set()
-    for batch in batches:
-        while pending and pending[0][0] < batch.next_offset:
-            aborting.add(heapq.heappop(pending)[1])
-        if batch.is_control:
-            if batch.producer_id is not None and batch.is_abort_marker():
-                aborting.discard(batch.producer_id)
-            yield batch, False
-        else:
-            yield batch, batch.producer_id not in aborting
+
+    def __init__(self, listed: Sequence[AbortedTransaction]) -> None:
+        self._pending = [(one.first_offset, one.producer_id) for one in listed]
+        heapq.heapify(self._pending)
+        self._producers: set[int] = set()
+        """Producers with an aborted transaction at the current batch."""
+
+    def hides(self, batch: BatchHeader) -> bool:
+        """Return True if the records of ``batch`` are not delivered; pass each batch of the partition, in order."""
+        while self._pending and self._pending[0][0] < batch.next_offset:
+            self._producers.add(heapq.heappop(self._pending)[1])
+        if not batch.is_control:
+            return batch.producer_id in self._producers
+        if batch.producer_id is not None and batch.is_abort_marker():
+            self._producers.discard(batch.producer_id)
+        return True
 
 
 # ---- state of the two loops that fetch for one connection to a broker ------------------------------------------------
@@ -252,11 +252,8 @@ def fault_of(config: ConsumerConfig, batch: RecordBatch) -> str | None:
     return None
 
 
-def size_error(config: ConsumerConfig, position: Partition, batch: RecordBatch) -> TailraceError | None:
-    """Return the error to raise in place of ``batch``; None if the batch is within the limit."""
-    limit = config.max_batch_bytes
-    if limit is None or batch.size <= limit:
-        return None
+def size_error(position: Partition, batch: RecordBatch, limit: int) -> TailraceError:
+    """Return the error to deliver in place of a batch that is larger than ``max_batch_bytes``."""
     return RecordTooLargeError(
         position.topic_partition,
         batch.base_offset,
@@ -286,26 +283,19 @@ class Fetcher:
     def __init__(
         self,
         parts: ConsumerParts,
-        buffer: FetchBuffer[BufferedBatch],
         reader: Reader,
         start_positions: StartPositions,
         name: str = "",
     ) -> None:
         self._parts, self._start_positions, self._policy = parts, start_positions, start_positions.policy
         self._cluster, self._positions, self._sources = parts.cluster, parts.positions, FetchSources(parts.positions)
-        self._buffer, self._reader, self._observer = buffer, reader, parts.observer
+        self._space, self._reader, self._observer = parts.positions.space, reader, parts.observer
         self._name = name
         self._deserializers = make_deserializers(parts.config, parts.observer)
         self._backoff = Backoff.of_ms(parts.config.retry_backoff_ms, parts.config.retry_backoff_max_ms)
         self._loop = asyncio.get_running_loop()
-        self._fetched: Counter[TopicPartition] = Counter()
-        """Number of offsets fetched of each partition since the last FetchCompleted event."""
         self._wakeup = AutoResetEvent()
         self._loops: dict[FetchConnection, FetchLoop] = {}
-        self._waiting_for_room: set[AutoResetEvent] = set()
-        """Events of the loops that wait for room in the buffer."""
-        self._corrupt: dict[TopicPartition, tuple[int, int]] = {}
-        """Offset of the last corrupt batch of each partition, and the number of times that it was fetched."""
         parts.on_change(self.wake)
 
     @property
@@ -321,11 +311,6 @@ class Fetcher:
         """Return the plans of the fetches in flight, except short fetches of added partitions (``AddedWait``)."""
         plans = [plan for fetch_loop in self._loops.values() for plan in (fetch_loop.sent_plan, fetch_loop.held_added)]
         return [plan for plan in plans if plan is not None]
-
-    def note_room(self) -> None:
-        """Wake the loops that wait for room in the buffer."""
-        for waiting in self._waiting_for_room:
-            waiting.set()
 
     async def run_fetches(self) -> None:
         """Run a loop for each connection to a broker that has partitions to fetch, until canceled."""
@@ -369,11 +354,13 @@ class Fetcher:
                     await self._wait(fetch_loop.wakeup, plan)
                     continue
                 fetch_wait.longest_s = self._limits.max_wait_s
-                wait_s = fetch_wait.wait_s(lacks_room=plan.lacks_room, taken_bytes=self._buffer.taken_bytes)
+                wait_s = fetch_wait.wait_s(lacks_room=plan.lacks_room, taken_bytes=self._space.taken_bytes)
                 sent_at = self._loop.time()
                 try:
                     fetch_loop.sent_plan, fetch_loop.held_until = plan, sent_at + wait_s
-                    answer = await self._fetch_in_session(connection, plan, session, wait_s)
+                    part = self._in_session(session, plan)
+                    name = connection_name(self._name, connection.slot.number)
+                    answer = await self._fetch(connection, plan, part, wait_s, name)
                 except AuthenticationError:
                     raise
                 except (BrokerConnectionError, MalformedMessageError) as error:
@@ -386,17 +373,17 @@ class Fetcher:
                     if fetch_loop.held_added:
                         fetch_loop.added_scope.cancel()
                 failures, took_s = 0, self._loop.time() - sent_at
-                is_awaited = not self._buffer.held_bytes and _size_of(answer) <= _SMALL_BYTES
-                self._handle_response(node_id, plan, session, answer)
-                counts, self._fetched = self._fetched, Counter()
-                if is_awaited or self._waiting_for_room:
+                size = _size_of(answer)
+                is_awaited = not self._space.held_bytes and size <= _SMALL_BYTES
+                counts = self._handle_response(node_id, plan, session, answer)
+                if is_awaited or self._reader.waiting_for_room:
                     # Let the reader run, which probably waits for these few records. Let the loops that wait for room
                     # run, too: otherwise the next fetch of this loop would reserve the room that was just released.
                     await asyncio.sleep(0)
                     if self._reader.delivery.sink is not None:
                         # Handlers run one iteration of the event loop later than the task that reads for them.
                         await asyncio.sleep(0)
-                self._report_completed(node_id, answer, took_s, counts)
+                self._report_completed(node_id, answer, size, took_s, counts)
         finally:
             del self._loops[connection]
             fetch_loop.added_wakeup.set()
@@ -432,9 +419,11 @@ class Fetcher:
                 self._cluster.broker(connection.node_id).forget(name)
                 continue
             added_wait.note_answer(plan, is_empty=not any(one.records for one in answer.partitions))
-            self._handle_response(connection.node_id, plan, FetchSession(), answer)
-            counts, self._fetched = self._fetched, Counter()
-            self._report_completed(connection.node_id, answer, self._loop.time() - sent_at, counts)
+            took_s, counts = (
+                self._loop.time() - sent_at,
+                self._handle_response(connection.node_id, plan, FetchSession(), answer),
+            )
+            self._report_completed(connection.node_id, answer, _size_of(answer), took_s, counts)
 
     def _added_plan(self, connection: FetchConnection, fetch_loop: FetchLoop) -> FetchPlan:
         """Return a plan of the partitions that the main loop's fetch in flight lacks; empty without such a fetch."""
@@ -443,7 +432,7 @@ class Fetcher:
 
     def _new_plan(self, connection: FetchConnection) -> FetchPlan:
         sources = self._sources.at(self._cluster.topology)
-        return make_plan(connection.node_id, sources, self._buffer, self._limits, self._loop.time(), connection.slot)
+        return make_plan(connection.node_id, sources, self._space, self._limits, self._loop.time(), connection.slot)
 
     def _prepare_plan(self, connection: FetchConnection) -> FetchPlan:
         """Return a plan, after making room in the buffer and resetting positions of recreated topics if necessary.
@@ -466,43 +455,34 @@ class Fetcher:
 
         The dropped batches are fetched again when their partition has room.
         """
-        share, made_room = self._buffer.share_of(len(self._positions)), False
+        share, made_room = self._space.share_of(len(self._positions)), False
         for position in self._positions.of(overdrawn):
             # A partition that is not paused keeps batches of its share, because they would be fetched again at once.
-            last = self._buffer.cut(position.topic_partition, share, 0 if position.is_paused else share)
-            if last is not None:
-                position.set_fetched(last.next_offset, last.leader_epoch)
+            if position.cut(share, 0 if position.is_paused else share):
                 made_room = True
             # ``cut`` keeps the oldest batch, which may be larger than the share.
-            if position.is_paused and self._buffer.bytes_of(position.topic_partition) > share:
-                self._drop_buffered(position)
+            if position.is_paused and position.buffered_bytes > share:
+                position.drop_batches()
+                position.fetch_again()
                 made_room = True
         return made_room
-
-    def _drop_buffered(self, position: Partition) -> None:
-        """Drop all buffered batches of a partition, and fetch them again later."""
-        self._buffer.drop(position.topic_partition)
-        position.fetch_again()
 
     async def _wait(self, wakeup: AutoResetEvent, plan: FetchPlan) -> None:
         """Wait for ``wakeup``, for room in the buffer if the plan lacks it, or for the end of a backoff."""
         if plan.lacks_room:
-            self._waiting_for_room.add(wakeup)
+            self._reader.waiting_for_room.add(wakeup)
         try:
             await wakeup.wait(plan.retry_at)
         finally:
-            self._waiting_for_room.discard(wakeup)
+            self._reader.waiting_for_room.discard(wakeup)
 
-    async def _fetch_in_session(
-        self, connection: FetchConnection, plan: FetchPlan, session: FetchSession, wait_s: float
-    ) -> FetchResponse:
+    def _in_session(self, session: FetchSession, plan: FetchPlan) -> SessionPart:
         requested = self._positions.of(plan.partitions)
         if any(one.high_watermark is None and session.knows(one.topic_partition) for one in requested):
             # The partition was reassigned after it was added to the session. In a session the broker sends a high
             # watermark only when it changes; in a new session, it sends all of them at once.
             session.restart()
-        name = connection_name(self._name, connection.slot.number)
-        return await self._fetch(connection, plan, session.next_request(plan.partitions), wait_s, name)
+        return session.next_request(plan.partitions)
 
     async def _fetch(
         self, connection: FetchConnection, plan: FetchPlan, part: SessionPart, wait_s: float, name: str
@@ -518,14 +498,15 @@ class Fetcher:
             session_epoch=part.session_epoch,
             rack_id=self._parts.config.client_rack,
         )
-        self._buffer.reserve((connection, name), plan.max_bytes)
+        self._space.reserved_bytes += plan.max_bytes
         try:
             timeout_s = max(self._parts.config.request_timeout_ms / 1000, wait_s + _GRACE_S)
             key = ChannelKey(Channel.FETCH, name)
             return await self._cluster.broker(connection.node_id).send(request, key=key, timeout_s=timeout_s)
         finally:
-            self._buffer.unreserve((connection, name))
-            self.note_room()
+            self._space.reserved_bytes -= plan.max_bytes
+            if self._reader.waiting_for_room:
+                self._reader.note_room()
 
     async def _recover(self, node_id: int, plan: FetchPlan, error: Exception, failures: int) -> None:
         """Report a fetch without a valid answer, request a refresh of the metadata, and pause."""
@@ -540,12 +521,12 @@ class Fetcher:
         self.wake()
 
     def _report_completed(
-        self, node_id: int, answer: FetchResponse, took_s: float, fetched: Counter[TopicPartition]
+        self, node_id: int, answer: FetchResponse, size: int, took_s: float, fetched: Counter[TopicPartition]
     ) -> None:
         self._observer.emit(
             FetchCompleted(
                 f"broker {node_id}",
-                _size_of(answer),
+                size,
                 fetched.total(),
                 took_s,
                 answer.throttle_time_ms / 1000,
@@ -556,25 +537,39 @@ class Fetcher:
 
     # ---- answers -----------------------------------------------------------------------------------------------
 
-    def _handle_response(self, node_id: int, plan: FetchPlan, session: FetchSession, answer: FetchResponse) -> None:
+    def _handle_response(
+        self, node_id: int, plan: FetchPlan, session: FetchSession, answer: FetchResponse
+    ) -> Counter[TopicPartition]:
+        """Handle the answer to a fetch, and return the number of offsets fetched of each partition."""
+        counts: Counter[TopicPartition] = Counter()
         if not session.handle_answer(answer):
-            return
+            return counts
         if answer.error_code:
             failure = broker_error(answer.error_code, f"broker {node_id} refused the whole fetch")
             self._observer.emit(FetchFailed(f"broker {node_id}", None, str(failure), failure))
             self._back_off(self._positions.of(plan.partitions))
-            return
-        names = plan.topic_names()
+            return counts
+        # A UUID is slow to hash, so the id of a topic is hashed once, and not for each partition.
+        ids = {fetch.topic: fetch.topic_id for fetch in plan.partitions.values()}
+        names = {topic_id: topic for topic, topic_id in ids.items()}
         for fetched in answer.partitions:
             topic = fetched.topic or names.get(fetched.topic_id, "")
             position = self._positions.get(TopicPartition(topic, fetched.partition))
-            if position is not None and plan.is_valid_for(position):
-                self._handle_partition(node_id, position, fetched, plan.partitions[position.topic_partition].topic_id)
+            if position is None or not plan.is_valid_for(position):
+                continue
+            if fetched.error_code:
+                self._handle_error(node_id, position, fetched)
+            elif fetched.diverging_epoch.end_offset >= 0:
+                position.failures = 0
+                self._handle_truncation(position, fetched.diverging_epoch.end_offset)
+            else:
+                self._accept(node_id, position, fetched, ids[topic])
+                if fetched.records:
+                    self._put_batches(position, fetched, counts)
+        return counts
 
-    def _handle_partition(
-        self, node_id: int, position: Partition, fetched: FetchedPartition, fetched_topic_id: UUID
-    ) -> None:
-        if fetched.error_code and position.preferred_read_replica == node_id:
+    def _handle_error(self, node_id: int, position: Partition, fetched: FetchedPartition) -> None:
+        if position.preferred_read_replica == node_id:
             # The follower may lag, or have lost the partition. Only an error of the leader is final.
             position.preferred_read_replica = None
             error = name_of(fetched.error_code)
@@ -585,11 +580,6 @@ class Fetcher:
             self.wake()
             return
         match action := FETCH_REACTIONS.reaction_to(fetched.error_code):
-            case FetchErrorAction.ACCEPT:
-                self._accept(
-                    position, fetched, fetched_topic_id, is_from_leader=position.preferred_read_replica != node_id
-                )
-                return
             case FetchErrorAction.RESET:
                 self._reset_position(position, self._policy.start_after_reset(position.topic_partition))
                 return
@@ -600,7 +590,7 @@ class Fetcher:
                 self._parts.metadata_refresher.ask()
             case FetchErrorAction.RAISE:
                 self._reader.report(broker_error(fetched.error_code, f"{position.topic_partition} cannot be fetched"))
-            case FetchErrorAction.RETRY:
+            case FetchErrorAction.RETRY | FetchErrorAction.ACCEPT:
                 pass
         self._report_failure(node_id, position.topic_partition, name_of(fetched.error_code), action, position.failures)
         self._back_off([position])
@@ -622,7 +612,7 @@ class Fetcher:
 
         While fetched records are unfinished, only let the partition back off.
         """
-        if self._buffer.holds(position.topic_partition) or position.finished != position.delivered:
+        if position.batches or position.finished != position.delivered:
             # Records that are already fetched are valid. When all of them are finished, a later fetch leads here again.
             self._back_off([position])
             return
@@ -637,79 +627,70 @@ class Fetcher:
         topic, number = position.topic_partition
         before, (after, lost) = position.next_offset, position.after_truncation(end_offset)
         if lost and self._policy.start_after_reset(position.topic_partition).whence is StartFrom.NONE:
-            self._reader.put(
-                position.topic_partition,
-                BufferedBatch(0, error=LogTruncatedError(topic, number, before, end_offset)),
-                0,
-            )
-            position.stop_fetching()
+            position.put(BufferedBatch(0, error=LogTruncatedError(topic, number, before, end_offset)))
+            self._reader.wakeup.set()
             return
         self._start_positions.drop_and_set_start(position, after)
         if lost:
             self._observer.emit(LogTruncated(position.topic_partition, before, after, lost))
         self.wake()
 
-    def _accept(
-        self, position: Partition, fetched: FetchedPartition, fetched_topic_id: UUID, *, is_from_leader: bool
-    ) -> None:
-        position.failures = 0
-        if fetched.diverging_epoch.end_offset >= 0:
-            self._handle_truncation(position, fetched.diverging_epoch.end_offset)
-            return
-        position.fetched_topic_id = fetched_topic_id
+    def _accept(self, node_id: int, position: Partition, fetched: FetchedPartition, topic_id: UUID) -> None:
+        """Store the state of the log that an answer without an error reports."""
+        position.failures, position.fetched_topic_id = 0, topic_id
         position.high_watermark, position.log_start = fetched.high_watermark, fetched.log_start_offset
-        if is_from_leader:
+        if position.has_known_map and position.preferred_read_replica != node_id:
             # Only the end offset of the leader is compared, because a follower's log may end before the records of the
             # offset map.
             leadership = self._cluster.topology.leader(position.topic_partition)
             self._reader.maps.check_log(
                 position, fetched.high_watermark, -1 if leadership is None else leadership.epoch
             )
-        is_committed = self._parts.config.isolation_level == "read_committed"
-        stable = fetched.last_stable_offset if is_committed else -1
+        stable = fetched.last_stable_offset if self._parts.config.isolation_level == "read_committed" else -1
         position.last_stable_offset = stable if stable >= 0 else fetched.high_watermark
         if fetched.preferred_read_replica >= 0:
             position.preferred_read_replica = fetched.preferred_read_replica
             position.preferred_read_replica_until = self._loop.time() + self._parts.config.metadata_max_age_ms / 1000
             self.wake()
-        if not fetched.records:
-            return
-        aborted = fetched.aborted_transactions if is_committed else None
-        last: BufferedBatch | None = None
-        for batch, is_visible in visible(self._readable_batches(position, fetched.records), aborted):
-            if (fault := size_error(self._parts.config, position, batch)) is not None:
-                self._reader.put(position.topic_partition, BufferedBatch(batch.next_offset, error=fault), 0)
-                position.stop_fetching()
-                return
-            self._reader.maps.check_batch(position, batch.base_offset, batch.leader_epoch)
-            if is_visible and last is not None and last.add(batch):
-                self._reader.enlarge_last(position.topic_partition, batch.size)
-            else:
+
+    def _put_batches(self, position: Partition, fetched: FetchedPartition, counts: Counter[TopicPartition]) -> None:
+        """Put the fetched batches of a partition into its queue, from the next offset to fetch on.
+
+        At a batch that cannot be read, stop, and fetch it again or put an error in its place.
+        """
+        config, records, partition = self._parts.config, fetched.records, position.topic_partition
+        assert records is not None
+        aborted = self._aborted_in(fetched)
+        batches, batch, last = batches_of(records), None, None
+        self._reader.wakeup.set()
+        try:
+            for batch in batches:
+                # Until the batch is checked, its offsets may be corrupt, too.
+                if (fault := fault_of(config, batch)) is not None:
+                    self._handle_corrupt(position, fault, _end_of_corrupt(position, batch, batches))
+                    return
+                if batch.next_offset <= (position.fetched or 0):
+                    continue
+                if config.max_batch_bytes is not None and batch.size > config.max_batch_bytes:
+                    error = size_error(position, batch, config.max_batch_bytes)
+                    position.put(BufferedBatch(batch.next_offset, error=error))
+                    return
+                if position.has_known_map:
+                    self._reader.maps.check_batch(position, batch.base_offset, batch.leader_epoch)
+                is_visible = not (batch.is_control if aborted is None else aborted.hides(batch))
+                if is_visible:
+                    counts[partition] += batch.next_offset - batch.base_offset
+                if is_visible and last is not None and last.add(batch):
+                    position.enlarge_last(batch.size)
+                    continue
                 last = BufferedBatch(
                     batch.next_offset,
                     batch=batch if is_visible else None,
                     leader_epoch=batch.leader_epoch,
                     deserializers=self._deserializers,
-                    max_decompressed_bytes=self._parts.config.max_decompressed_batch_bytes,
+                    max_decompressed_bytes=config.max_decompressed_batch_bytes,
                 )
-                self._reader.put(position.topic_partition, last, last.size)
-            if is_visible:
-                self._fetched[position.topic_partition] += batch.next_offset - batch.base_offset
-            position.set_fetched(batch.next_offset, batch.leader_epoch)
-
-    def _readable_batches(self, position: Partition, records: memoryview) -> Iterator[RecordBatch]:
-        """Yield the batches from the next offset to fetch on; at an unreadable batch, handle it as corrupt and stop."""
-        batches, batch = batches_of(records), None
-        try:
-            for batch in batches:
-                # Until the batch is checked, its offsets may be corrupt, too.
-                if (fault := fault_of(self._parts.config, batch)) is not None:
-                    self._handle_corrupt(position, fault, _end_of_corrupt(position, batch, batches))
-                    return
-                if batch.next_offset <= (position.fetched or 0):
-                    continue
-                self._corrupt.pop(position.topic_partition, None)
-                yield batch
+                position.put(last)
         except MalformedMessageError as error:
             self._handle_corrupt(position, str(error))
             return
@@ -717,22 +698,26 @@ class Fetcher:
             # The broker leaves out an incomplete batch only after a complete one, or sends no records (KIP-74).
             self._handle_corrupt(position, f"{len(records)} bytes of records contain no complete record batch")
 
+    def _aborted_in(self, fetched: FetchedPartition) -> AbortedTransactions | None:
+        if fetched.aborted_transactions and self._parts.config.isolation_level == "read_committed":
+            return AbortedTransactions(fetched.aborted_transactions)
+        return None
+
     def _handle_corrupt(self, position: Partition, reason: str, next_offset: int | None = None) -> None:
         """Fetch a corrupt batch again, because the network may have damaged it; after three attempts, deliver an error.
 
         ``next_offset`` is the offset after the batch; None if it is unknown.
         """
         partition, offset = position.topic_partition, position.fetched or 0
-        corrupt_at, count = self._corrupt.get(partition, (offset, 0))
+        corrupt_at, count = position.corrupt
         count = count + 1 if corrupt_at == offset else 1
-        self._corrupt[partition] = (offset, count)
+        position.corrupt = offset, count
         self._observer.emit(CorruptBatchFetched(partition, offset, reason))
         if count < _CORRUPT_ATTEMPTS:
             self._back_off([position])
         else:
             error = CorruptRecordError(partition, offset, next_offset, reason)
-            self._reader.put(partition, BufferedBatch(next_offset or offset + 1, error=error), 0)
-            position.stop_fetching()
+            position.put(BufferedBatch(next_offset or offset + 1, error=error))
 
     def _back_off(self, positions: Iterable[Partition]) -> None:
         now = self._loop.time()

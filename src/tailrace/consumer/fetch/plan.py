@@ -3,7 +3,7 @@
 Pure: no clock, IO or logging.
 
 A partition is fetched if its position is known, it is neither paused nor about to be revoked, its backoff is over, and
-its share of the buffer has room.
+its share of the buffer has space.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol
 from uuid import UUID
 from zlib import crc32
 
-from tailrace.consumer.partition import AssignedPartitions, Partition
+from tailrace.consumer.partition import AssignedPartitions, BufferSpace, Partition
 from tailrace.core.cluster_metadata import ClusterMetadata, Leadership, is_other_log
 from tailrace.error_codes import ErrorCode, ReactionTable
 from tailrace.protocol.records import FetchPartition, FetchResponse, ForgottenPartition
@@ -25,7 +24,6 @@ from tailrace.records import TopicPartition
 __all__ = [
     "FETCH_REACTIONS",
     "AddedWait",
-    "BufferRoom",
     "FetchErrorAction",
     "FetchLimits",
     "FetchPlan",
@@ -236,7 +234,7 @@ class FetchSession:
 # ---- fetch plans: the partitions to fetch from each broker, sizes, and reactions to error codes ----------------------
 
 _SHORTEST_WAIT_S = 0.02
-"""Shortest time for which a broker may hold a fetch while the buffer lacks room."""
+"""Shortest time for which a broker may hold a fetch while the buffer lacks space."""
 _ADDED_WAIT_S = 0.1
 """Time for which a broker may hold a fetch of added partitions, until such a fetch was answered without a record."""
 _INTERRUPTIONS = 2
@@ -289,20 +287,6 @@ class FetchLimits:
     max_wait_s: float
 
 
-class BufferRoom(Protocol):
-    """Space in the buffer; implemented by ``consumer.partition.FetchBuffer``."""
-
-    @property
-    def free_bytes(self) -> int: ...
-
-    @property
-    def largest_bytes(self) -> int: ...
-
-    def bytes_of(self, partition: TopicPartition) -> int: ...
-
-    def share_of(self, partitions: int) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
     """One fetch from one broker."""
@@ -353,12 +337,6 @@ class FetchPlan:
             max_bytes=min(self.max_bytes, sum(one.partition_max_bytes for one in added.values())),
         )
 
-    def topic_names(self) -> dict[UUID, str]:
-        """Return the names of the topics of this plan, by topic id."""
-        # A UUID is slow to hash, so the id of a topic is hashed once, and not for each partition.
-        topics = {fetch.topic: fetch.topic_id for fetch in self.partitions.values()}
-        return {topic_id: topic for topic, topic_id in topics.items()}
-
 
 @dataclass(frozen=True, slots=True)
 class FetcherSlot:
@@ -381,7 +359,7 @@ def slot_of(partition: TopicPartition, count: int) -> int:
 def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
     node_id: int,
     sources: Sequence[FetchSource],
-    room: BufferRoom,
+    space: BufferSpace,
     limits: FetchLimits,
     now: float,
     slot: FetcherSlot = FetcherSlot(),
@@ -389,12 +367,12 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
     """Return the fetch to send to the broker ``node_id`` now, on the connection ``slot``."""
     # A broker would answer a fetch of less than ``least`` bytes with a single batch, for which a request costs too
     # much.
-    share = room.share_of(len(sources))
+    share = space.share_of(len(sources))
     least = min(limits.max_bytes, limits.partition_max_bytes, max(1, share // 2))
     full_size = min(limits.partition_max_bytes, share)
     # For a partition without buffered records, at least the size of the largest chunk so far is requested: a broker
     # sends a batch that is larger than requested only for the first partition of an answer.
-    empty_size = min(limits.partition_max_bytes, max(full_size, room.largest_bytes))
+    empty_size = min(limits.partition_max_bytes, max(full_size, space.largest_bytes))
     chosen: dict[TopicPartition, FetchPartition] = {}
     epochs: dict[TopicPartition, int] = {}
     recreated: list[TopicPartition] = []
@@ -418,7 +396,7 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
             continue
         partition = position.topic_partition
         size, request_size = full_size, empty_size
-        if held := room.bytes_of(partition):
+        if held := position.buffered_bytes:
             size = request_size = min(limits.partition_max_bytes, share - held)
         if size < least:
             lacks_room = True
@@ -426,10 +404,10 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
         wanted += size
         chosen[partition], epochs[partition] = source.request(offset, request_size), position.epoch
     # The answer may not be larger than the shares of these partitions, so that room is left for other brokers.
-    max_bytes = min(limits.max_bytes, room.free_bytes, wanted)
+    max_bytes = min(limits.max_bytes, space.free_bytes, wanted)
     overdrawn: tuple[TopicPartition, ...] = ()
     if chosen and max_bytes < least:
-        overdrawn, lacks_room, chosen, epochs = _overdrawn(sources, room), True, {}, {}
+        overdrawn, lacks_room, chosen, epochs = _overdrawn(sources, space), True, {}, {}
     return FetchPlan(
         partitions=chosen,
         epochs=epochs,
@@ -443,19 +421,15 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
     )
 
 
-def _overdrawn(sources: Sequence[FetchSource], room: BufferRoom) -> tuple[TopicPartition, ...]:
-    share = room.share_of(len(sources))
+def _overdrawn(sources: Sequence[FetchSource], space: BufferSpace) -> tuple[TopicPartition, ...]:
+    share = space.share_of(len(sources))
     positions = (source.position for source in sources)
-    return tuple(
-        one.topic_partition
-        for one in positions
-        if one.fetched is not None and room.bytes_of(one.topic_partition) > share
-    )
+    return tuple(one.topic_partition for one in positions if one.fetched is not None and one.buffered_bytes > share)
 
 
 @dataclass(slots=True)
 class FetchWait:
-    """Time for which a broker may hold a fetch; it is short if partitions were left out for lack of room.
+    """Time for which a broker may hold a fetch; it is short if partitions were left out for lack of space.
 
     Room may become free at any moment, and a partition cannot be added to a fetch in flight. As long as no record is
     taken out of the buffer, the short time doubles with each fetch.
@@ -464,16 +438,16 @@ class FetchWait:
     longest_s: float
     """``fetch_max_wait_ms``, in seconds."""
     _last_s: float = 0.0
-    """Last short time; 0 if the last fetch lacked no room."""
+    """Last short time; 0 if the last fetch lacked no space."""
     _taken: int = -1
-    """``FetchBuffer.taken_bytes`` at the last fetch that lacked room."""
+    """``BufferSpace.taken_bytes`` at the last fetch that lacked space."""
 
     def wait_s(self, *, lacks_room: bool, taken_bytes: int) -> float:
         """Return the time in seconds for the next fetch.
 
         Args:
             lacks_room: ``FetchPlan.lacks_room`` of the next fetch.
-            taken_bytes: ``FetchBuffer.taken_bytes``.
+            taken_bytes: ``BufferSpace.taken_bytes``.
         """
         if not lacks_room:
             self._last_s = 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias, get_args
 
-from tailrace.consumer.partition import Partition
+from tailrace.consumer.partition import Partition, StartWait
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.partition_spec import Start
 from tailrace.consumer.positions.start_positions import OffsetResetter
@@ -176,8 +176,9 @@ class Seek:
         if position.is_refused:
             raise OffsetOutOfRangeError(*position.topic_partition, position.reset_from)
         if position.next_offset is None:
+            wait = position.start_wait or StartWait(0.0)
             raise RequestTimedOutError(
                 f"{position.topic_partition} has no position yet, and is read once its leader returns the start offset:"
-                f" {self._offset_resetter.reason_for(position.topic_partition)} - check the partition's leader"
+                f" {wait.reason} - check the partition's leader"
             )
         return position.next_offset

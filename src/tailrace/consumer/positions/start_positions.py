@@ -12,7 +12,6 @@ import datetime as dt
 import random
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias, TypeGuard
 
 import anyio
@@ -21,7 +20,7 @@ from tailrace.awaitables import AutoResetEvent
 from tailrace.config import OffsetReset as ResetPolicy
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.consumer.partition import Partition
+from tailrace.consumer.partition import Partition, StartWait
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.partition_spec import RequestedStart, Start, StartPolicy
 from tailrace.core.backoff import Backoff
@@ -173,8 +172,9 @@ class StartPositions:
     def require_seek(self, position: Partition) -> None:
         """Deliver an error in place of records until the user seeks (``auto_offset_reset="none"``)."""
         error = OffsetOutOfRangeError(*position.topic_partition, position.reset_from)
-        self.reader.put(position.topic_partition, BufferedBatch(0, error=error), 0)
+        position.put(BufferedBatch(0, error=error))
         position.refuse()
+        self.reader.wakeup.set()
 
     def _set_committed_start(self, position: Partition, committed: OffsetAndMetadata) -> None:
         offset, metadata, leader_epoch = committed
@@ -199,23 +199,6 @@ _MAX_SERVER_ERRORS = 30
 
 _DELAYED_S = 3.0
 """Time in seconds without a start offset after which an event is emitted."""
-
-
-_UNANSWERED = "its leader has not answered yet"
-
-
-@dataclass(slots=True)
-class _Wait:
-    """Wait of a partition for its start offset, through any number of look-ups."""
-
-    since: float
-    """Time of the event loop at which the wait began."""
-    reason: str = _UNANSWERED
-    """Reason why the last look-up did not return the offset."""
-    is_refused: bool = False
-    """True if the leader has refused the last look-up with an error that a retry does not resolve."""
-    is_reported: bool = False
-    """True once ``StartOffsetDelayed`` was emitted."""
 
 
 class _LookUp:
@@ -250,8 +233,6 @@ class OffsetResetter:
         """Set when a position may wait for a start offset."""
         self._busy_leaders: set[int] = set()
         """Leaders with a request in flight, or in the pause after a failed request."""
-        self._waits: dict[TopicPartition, _Wait] = {}
-        """Partitions that wait for a start offset."""
         self._failures: dict[int, int] = {}
         """Number of consecutive failed requests to each leader."""
         self._found = asyncio.Event()
@@ -270,12 +251,8 @@ class OffsetResetter:
     @property
     def delays(self) -> Mapping[TopicPartition, str]:
         """Partitions for which ``StartOffsetDelayed`` was emitted and that still wait, with the reason."""
-        return {partition: wait.reason for partition, wait in self._waits.items() if wait.is_reported}
-
-    def reason_for(self, partition: TopicPartition) -> str:
-        """Return the reason why a partition has no start offset yet."""
-        wait = self._waits.get(partition)
-        return _UNANSWERED if wait is None else wait.reason
+        waits = ((one.topic_partition, one.start_wait) for one in self._positions)
+        return {partition: wait.reason for partition, wait in waits if wait is not None and wait.is_reported}
 
     async def wait_until_found(
         self, positions: Iterable[Partition], timeout_s: float, *, skip_delayed: bool = False
@@ -293,7 +270,7 @@ class OffsetResetter:
         def is_awaited(one: Partition) -> bool:
             if self._positions.get(one.topic_partition) is not one or one.delivered is not None or one.is_refused:
                 return False
-            wait = self._waits.get(one.topic_partition)
+            wait = one.start_wait
             if wait is None or not (wait.is_refused or (skip_delayed and wait.is_reported)):
                 return True
             return not wait.is_refused and all(other.delivered is None for other in wanted)
@@ -316,12 +293,13 @@ class OffsetResetter:
                     if position.reset_to is not None and position.reset_to.whence is StartFrom.NONE:
                         self.start_positions.require_seek(position)
                         self._wake_waiters()
-                self._note_waits(missing)
+                self._note_waits()
                 by_leader_id, leaderless = group_by_leader(
                     self._cluster, (p for p, at in waiting.items() if at.reset_to is not None)
                 )
-                for partition in leaderless:
-                    self._waits[partition].reason = "the partition has no leader"
+                for position in self._positions.of(leaderless):
+                    if position.start_wait is not None:
+                        position.start_wait.reason = "the partition has no leader"
                 if leaderless or len(waiting) < len(missing):
                     self._parts.metadata_refresher.ask()
                 for leader_id in by_leader_id.keys() - self._busy_leaders:
@@ -331,20 +309,28 @@ class OffsetResetter:
                     )
                 await self._wakeup.wait(self._report_delays())
 
-    def _note_waits(self, missing: Iterable[Partition]) -> None:
+    def _note_waits(self) -> None:
         """Begin and end the waits of partitions."""
-        now, before = asyncio.get_running_loop().time(), self._waits
-        self._waits = {one.topic_partition: before.get(one.topic_partition, _Wait(now)) for one in missing}
-        for position in self._positions.of(before.keys() - self._waits.keys()):
-            wait = before[position.topic_partition]
-            if wait.is_reported and position.delivered is not None:
-                self._observer.emit(StartOffsetFound(position.topic_partition, position.delivered, now - wait.since))
+        now = asyncio.get_running_loop().time()
+        for position in self._positions:
+            wait = position.start_wait
+            if position.reset_to is not None:
+                position.start_wait = wait or StartWait(now)
+            elif wait is not None:
+                position.start_wait = None
+                if wait.is_reported and position.delivered is not None:
+                    self._observer.emit(
+                        StartOffsetFound(position.topic_partition, position.delivered, now - wait.since)
+                    )
 
     def _report_delays(self) -> float | None:
         """Emit an event for each partition that has waited for long; return the time at which the next one is due."""
         now = asyncio.get_running_loop().time()
-        for position in self._positions.of(self._waits):
-            wait = self._waits[position.topic_partition]
+        next_at: float | None = None
+        for position in self._positions:
+            wait = position.start_wait
+            if wait is None:
+                continue
             if not wait.is_reported and now >= wait.since + _DELAYED_S:
                 wait.is_reported = True
                 self._observer.emit(
@@ -353,9 +339,9 @@ class OffsetResetter:
                 # The leader may hang, and another broker may be the leader meanwhile.
                 self._parts.metadata_refresher.ask()
                 self._wake_waiters()
-        if self.delays:
-            return now + _DELAYED_S
-        return min((one.since + _DELAYED_S for one in self._waits.values()), default=None)
+            due_at = (now if wait.is_reported else wait.since) + _DELAYED_S
+            next_at = due_at if next_at is None else min(next_at, due_at)
+        return next_at
 
     def _is_unassigned(self, position: Partition) -> bool:
         return is_other_log(position.assigned_topic_id, position.topic_partition, self._cluster.topology)
@@ -399,9 +385,10 @@ class OffsetResetter:
 
     def _note_reasons(self, errors: Mapping[TopicPartition, TailraceError]) -> None:
         """Note why partitions have no start offset, for events and errors."""
-        for partition in errors.keys() & self._waits.keys():
-            wait, error = self._waits[partition], errors[partition]
-            wait.reason, wait.is_refused = str(error), isinstance(error, BrokerError) and not error.retriable
+        for position in self._positions.of(errors):
+            if (wait := position.start_wait) is not None:
+                error = errors[position.topic_partition]
+                wait.reason, wait.is_refused = str(error), isinstance(error, BrokerError) and not error.retriable
 
     async def _pause(self, leader_id: int, refused: Mapping[TopicPartition, BrokerError]) -> None:
         """Report errors that a retry does not resolve, request a refresh of the metadata, and pause."""
