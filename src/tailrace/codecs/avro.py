@@ -56,11 +56,9 @@ class AvroFormat:
         self._avro = fastavro
 
     def check(self, annotation: object) -> None:
-        """Raise TypeError if the format cannot decode to a type."""
         converter(annotation)
 
     def reader(self, schema: Schema, annotation: object) -> PayloadReader:
-        """Return a reader of values that were written with this schema."""
         parsed, read_avro, convert = self._parsed(schema), self._avro.schemaless_reader, converter(annotation)
         check_payload = payload_check(parsed)
 
@@ -74,7 +72,6 @@ class AvroFormat:
         return PayloadReader(read, is_slow=check_payload is not None)
 
     def writer(self, schema: Schema, value: object) -> PayloadWriter:  # noqa: ARG002 - any value
-        """Return a writer of payloads with this schema."""
         try:
             parsed = self._parsed(schema, keeps_defaults=True)
         except self._avro.schema.SchemaParseException:
@@ -90,11 +87,9 @@ class AvroFormat:
         return PayloadWriter(write)
 
     def local_schemas(self, text: str | None, value: object) -> Mapping[str, LocalSchema]:  # noqa: ARG002
-        """Return the schema in ``text``, with the name ""."""
         return {"": LocalSchema(required_text(text))}
 
     def record_name(self, text: str | None, value: object) -> str:  # noqa: ARG002
-        """Return the name of the schema in ``text``."""
         schema = json.loads(required_text(text))
         name = schema.get("name") if isinstance(schema, dict) else None
         if not name:

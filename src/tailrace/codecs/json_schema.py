@@ -50,11 +50,9 @@ class JsonFormat:
         self._validates = validate
 
     def check(self, annotation: object) -> None:
-        """Raise TypeError if the format cannot decode to a type."""
         _json_decoder(annotation)
 
     def reader(self, schema: Schema, annotation: object) -> PayloadReader:
-        """Return a reader of values that were written with this schema."""
         decode = _json_decoder(annotation)
         if not self._validates:
             return PayloadReader(lambda data: decode(data[HEADER_SIZE:]))
@@ -68,8 +66,6 @@ class JsonFormat:
         return PayloadReader(read, is_slow=True)
 
     def writer(self, schema: Schema, value: object) -> PayloadWriter:  # noqa: ARG002
-        """Return a writer of payloads with this schema."""
-
         def write(value: object) -> bytes:
             # A str is encoded as a JSON string, unlike in JsonCodec.
             return msgspec.json.encode(value) if isinstance(value, str) else JsonCodec().encode(value)
@@ -77,11 +73,9 @@ class JsonFormat:
         return PayloadWriter(write, self._validator(schema))
 
     def local_schemas(self, text: str | None, value: object) -> Mapping[str, LocalSchema]:  # noqa: ARG002
-        """Return the schema in ``text``, with the name ""."""
         return {"": LocalSchema(required_text(text))}
 
     def record_name(self, text: str | None, value: object) -> str:  # noqa: ARG002
-        """Return the name of the schema in ``text``."""
         schema = json.loads(required_text(text))
         title = schema.get("title") if isinstance(schema, dict) else None
         if not isinstance(title, str):

@@ -44,12 +44,10 @@ class ProtobufFormat:
     is_by_class = True
 
     def check(self, annotation: object) -> None:
-        """Raise TypeError if the format cannot decode to a type."""
         if not _generated_classes(annotation):
             converter(annotation, strict=False)
 
     def reader(self, schema: Schema, annotation: object) -> PayloadReader:
-        """Return a reader of values that were written with this schema."""
         classes = _generated_classes(annotation)
         file = _file_descriptor(schema)
         if file is None and len(classes) == 1:
@@ -79,7 +77,6 @@ class ProtobufFormat:
         return PayloadReader(read, is_slow=not classes)
 
     def writer(self, schema: Schema, value: object) -> PayloadWriter:
-        """Return a writer of payloads with this schema, for values of the same class as ``value``."""
         message: Descriptor = _check_message(value).DESCRIPTOR
         file = _file_descriptor(schema)
         if file is not None:
@@ -89,7 +86,6 @@ class ProtobufFormat:
         return PayloadWriter(lambda value: prefix + _check_message(value).SerializeToString())
 
     def local_schemas(self, text: str | None, value: object) -> Mapping[str, LocalSchema]:  # noqa: ARG002 - in the class
-        """Return the schema of the class of ``value``, with the name "", after the schemas that it imports."""
         found: dict[str, LocalSchema] = {}
 
         def add(file: FileDescriptor, name: str) -> None:
@@ -103,7 +99,6 @@ class ProtobufFormat:
         return found
 
     def record_name(self, text: str | None, value: object) -> str:  # noqa: ARG002
-        """Return the name of the message type of ``value``."""
         return str(_check_message(value).DESCRIPTOR.full_name)
 
 

@@ -61,6 +61,8 @@ class Tls:
 class RegistryClient:
     """Client of one registry, which may have several addresses; the first address that is available is used.
 
+    Methods raise SchemaRegistryError if a request fails.
+
     Args:
         urls: addresses of the registry. An address may contain user and password in place of ``auth``.
         auth: credentials, or a function that returns them; the function is called in each method call.
@@ -96,11 +98,7 @@ class RegistryClient:
             Observer().emit(CredentialsUnencrypted(", ".join(plain), advice))
 
     async def by_id(self, schema_id: int) -> Schema | None:
-        """Request the schema with an id; return None if the id does not exist.
-
-        Raises:
-            SchemaRegistryError: the request failed.
-        """
+        """Request the schema with an id; return None if the id does not exist."""
 
         async def request(client: Any, fmt: str | None) -> tuple[int, Any]:  # noqa: ANN401 - untyped
             return schema_id, await client.get_schema(schema_id, fmt=fmt)
@@ -108,11 +106,7 @@ class RegistryClient:
         return await self._request_schema(request)
 
     async def latest(self, subject: str) -> Schema | None:
-        """Request the newest schema of a subject; return None if the subject does not exist.
-
-        Raises:
-            SchemaRegistryError: the request failed.
-        """
+        """Request the newest schema of a subject; return None if the subject does not exist."""
 
         async def request(client: Any, fmt: str | None) -> tuple[int, Any]:  # noqa: ANN401
             version = await client.get_latest_version(subject, fmt=fmt)
@@ -124,9 +118,6 @@ class RegistryClient:
         """Request the id of a schema and its version in a subject; return None if the subject does not contain it.
 
         ``schema`` is a ``Schema`` of confluent-kafka.
-
-        Raises:
-            SchemaRegistryError: the request failed.
         """
         async with self._session() as client:
             try:
@@ -141,9 +132,6 @@ class RegistryClient:
         """Return False if the subject exists and no version of it, not even a deleted one, has the schema id.
 
         ``subject`` may be an alias of a subject.
-
-        Raises:
-            SchemaRegistryError: a request failed.
         """
         async with self._session() as client:
             # The request for the subjects of a schema id would suffice, but Karapace does not support it. Deleted
@@ -208,11 +196,7 @@ class RegistryClient:
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Any]:
-        """Open a client of confluent-kafka for the duration of a context, at most for ``timeout_ms``.
-
-        Raises:
-            SchemaRegistryError: an error other than PublishError occurred, in the context or when it was entered.
-        """
+        """Open a client of confluent-kafka for the duration of a context, at most for ``timeout_ms``."""
         from confluent_kafka.schema_registry import AsyncSchemaRegistryClient  # noqa: PLC0415 - an extra
 
         where = ", ".join(self.urls)

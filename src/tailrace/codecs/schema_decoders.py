@@ -296,11 +296,7 @@ class SubjectReader:
         return retry_at is None or retry_at <= asyncio.get_running_loop().time()
 
     async def fetch(self, topic: str, data: bytes, /) -> None:
-        """Fetch the schema, and check that its id belongs to the subject of the topic.
-
-        Raises:
-            SchemaRegistryError: a request failed.
-        """
+        """Fetch the schema, and check that its id belongs to the subject of the topic."""
         header = data[:HEADER_SIZE]
         while self.lacks(topic, data):
             await self._schemas.fetch(data)
@@ -349,11 +345,7 @@ class ParameterReader:
         return self._subjects.lacks(topic, data) or any(one.lacks(data) for one in self._decoders)
 
     async def fetch(self, topic: str, data: bytes, /) -> None:
-        """Fetch and check the schema, and then decode the value in a thread if this may take long.
-
-        Raises:
-            SchemaRegistryError: a request failed.
-        """
+        """Fetch and check the schema, and then decode the value in a thread if this may take long."""
         await self._subjects.fetch(topic, data)
         for one in self._decoders:
             if one.lacks(data):

@@ -11,10 +11,11 @@ from typing import Annotated
 import msgspec
 import pytest
 
-from tailrace.app.declare.dependencies import open_dependencies
+from tailrace.app.declare.dependencies import open_into
 from tailrace.app.declare.parameters import Depends, Header, Key
 from tailrace.app.declare.prepared_handler import prepare
 from tailrace.codecs.json_codec import JsonCodec
+from tailrace.context_managers import AsyncExitStack
 from tailrace.errors import ConfigurationError, ConsumerStateError, DecodeError
 from tailrace.records import Record
 
@@ -120,6 +121,12 @@ def needing(provider, scope="record", *, around=None):
 
     handler.__annotations__ = {"given": Annotated[object, Depends(provider, scope=scope)]}
     return handler
+
+
+@asynccontextmanager
+async def open_dependencies(dependencies):
+    async with AsyncExitStack() as stack:
+        yield await open_into(stack, dependencies, None, {})
 
 
 async def given_by(provider, scope="record", **options):

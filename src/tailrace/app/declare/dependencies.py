@@ -6,12 +6,11 @@ parameters need it. It is closed after the dependencies that need it. The order 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tailrace.app.declare.arguments import (
-    NOTHING_OPENED,
     Bind,
     DependencyKey,
     Opened,
@@ -36,7 +35,7 @@ from tailrace.codecs.protocols import AnyCodec, FetchingCodec, TopicReader
 from tailrace.context_managers import AsyncExitStack, asynccontextmanager, contextmanager
 from tailrace.errors import ConfigurationError, ConsumerStateError
 
-__all__ = ["Dependency", "DependencyPlan", "Overrides", "open_dependencies", "open_into"]
+__all__ = ["Dependency", "DependencyPlan", "Overrides", "open_into"]
 
 Overrides: TypeAlias = Mapping[Provider, Provider]
 """Replacement for each overridden provider; providers are compared by identity."""
@@ -174,28 +173,11 @@ class DependencyPlan:
         return Dependency(key, name, declared, scope, closes, _opener(provider, kind, bind))
 
 
-@asynccontextmanager
-async def open_dependencies(
-    dependencies: Iterable[Dependency], unit: object = None, opened: Opened = NOTHING_OPENED
-) -> AsyncIterator[Opened]:
-    """Open the dependencies that are not open yet, and close them in reverse order when the context ends.
-
-    If one of them cannot be opened, those opened before are closed. As in nested ``with`` blocks, a generator provider
-    may suppress an exception raised inside the context.
-
-    Args:
-        dependencies: Dependencies, each after those that it needs.
-        unit: Record or batch; None with ``scope="app"``.
-        opened: Dependencies that are open already.
-    """
-    async with AsyncExitStack() as stack:
-        yield await open_into(stack, dependencies, unit, opened)
-
-
 async def open_into(stack: AsyncExitStack, dependencies: Iterable[Dependency], unit: object, opened: Opened) -> Opened:
     """Open the dependencies that are not in ``opened``, and return all open dependencies.
 
-    ``stack`` closes the dependencies that this call has opened.
+    ``stack`` closes the dependencies that this call has opened, in reverse order. As in nested ``with`` blocks, a
+    generator provider may suppress an exception raised inside the context.
     """
     all_opened = dict(opened)
     for one in dependencies:

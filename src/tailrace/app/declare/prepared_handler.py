@@ -9,7 +9,6 @@ import sys
 import types
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
@@ -24,7 +23,7 @@ from tailrace.app.declare.arguments import (
     create_value_reader,
     ignoring_opened,
 )
-from tailrace.app.declare.dependencies import Dependency, DependencyPlan, Overrides, open_dependencies, open_into
+from tailrace.app.declare.dependencies import Dependency, DependencyPlan, Overrides, open_into
 from tailrace.app.declare.parameters import Parameter, read_signature
 from tailrace.app.function_kinds import FunctionKind, handler_kind, name_of
 from tailrace.batches.columns import arrow_of
@@ -61,25 +60,15 @@ class Prefetch:
     lacks: Callable[[Any], bool]
     fetch: Callable[[Any], Awaitable[None]]
 
-    def then(self, call: Callable[[Any], Awaitable[object]]) -> Callable[[Any], Awaitable[object]]:
+    def then(self, call: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
         """Return a function that fetches if necessary, and then awaits ``call``."""
 
-        async def call_after_fetch(unit: object) -> object:
+        async def call_after_fetch(unit: object, *opened: Opened) -> object:
             if self.lacks(unit):
                 await self.fetch(unit)
-            return await call(unit)
+            return await call(unit, *opened)
 
         return call_after_fetch
-
-    @asynccontextmanager
-    async def before(
-        self, unit: object, dependencies: AbstractAsyncContextManager[Opened, bool | None]
-    ) -> AsyncIterator[Opened]:
-        """Fetch if necessary, and then open ``dependencies`` for the duration of a context."""
-        if self.lacks(unit):
-            await self.fetch(unit)
-        async with dependencies as opened:
-            yield opened
 
 
 def record_prefetch(value_reader: TopicReader | None, key_reader: TopicReader | None) -> Prefetch | None:
@@ -228,15 +217,16 @@ class PreparedHandler:
     record_dependencies: tuple[Dependency, ...]
     prefetch: Prefetch | None
 
-    def opened_for(
-        self, unit: object, opened: Opened = NOTHING_OPENED
-    ) -> AbstractAsyncContextManager[Opened, bool | None]:
-        """Return a context manager that opens the dependencies of a unit, and yields them together with ``opened``.
+    @asynccontextmanager
+    async def opened_for(self, unit: object, opened: Opened = NOTHING_OPENED) -> AsyncIterator[Opened]:
+        """Open the dependencies of a unit for the duration of a context, and yield them together with ``opened``.
 
-        The context manager first awaits the fetch of ``prefetch`` if it is necessary.
+        The fetch of ``prefetch`` is awaited first if it is necessary.
         """
-        dependencies = open_dependencies(self.record_dependencies, unit, opened)
-        return dependencies if self.prefetch is None else self.prefetch.before(unit, dependencies)
+        if self.prefetch is not None and self.prefetch.lacks(unit):
+            await self.prefetch.fetch(unit)
+        async with AsyncExitStack() as stack:
+            yield await open_into(stack, self.record_dependencies, unit, opened)
 
 
 class _UnitReader(NamedTuple):
@@ -285,6 +275,7 @@ def prepare(
     prefetch = record_prefetch(value_reader.prefetch_reader if value_reader is not None else None, plan.prefetch_reader)
     if is_batch and prefetch is not None:
         prefetch = batch_prefetch(prefetch)
+    call = _call(function, bound, plan.dependencies("record")) if is_async else _refuse_call(where)
     can_call_directly = len(bound.positional) == 1 and not bound.by_keyword and prefetch is None
     direct_call: DirectCall | None = None
     if is_async and can_call_directly:
@@ -299,7 +290,7 @@ def prepare(
         sees_values_only=can_call_directly and value_reader is not None and value_reader.decode is not None,
         decode_one=_return_record if value_reader is None else value_reader.read,
         bind=bound.bind,
-        call=_call(function, bound, plan.dependencies("record"), prefetch) if is_async else _refuse_call(where),
+        call=call if prefetch is None or not is_async else prefetch.then(call),
         direct_call=direct_call,
         value_call=None if direct_call is None or is_batch else _value_call(function, value_reader),
         app_dependencies=plan.dependencies("app"),
@@ -311,26 +302,8 @@ def prepare(
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 
-def _call(
-    function: Callable[..., Any], bound: Binding, record_dependencies: Sequence[Dependency], prefetch: Prefetch | None
-) -> Call:
+def _call(function: Callable[..., Any], bound: Binding, record_dependencies: Sequence[Dependency]) -> Call:
     """Return a function that calls an async handler, with only those steps that the handler needs."""
-    call = _call_without_prefetch(function, bound, record_dependencies)
-    if prefetch is None:
-        return call
-    lacks, fetch = prefetch.lacks, prefetch.fetch
-
-    async def call_after_fetch(unit: object, opened: Opened = NOTHING_OPENED, /) -> object:
-        if lacks(unit):
-            await fetch(unit)
-        return await call(unit, opened)
-
-    return call_after_fetch
-
-
-def _call_without_prefetch(
-    function: Callable[..., Any], bound: Binding, record_dependencies: Sequence[Dependency]
-) -> Call:
     bind = bound.bind
 
     async def call_with_dependencies(unit: object, opened: Opened = NOTHING_OPENED, /) -> object:
