@@ -25,7 +25,7 @@ from tailrace.protocol.groups import (
 from tailrace.protocol.metadata import BrokerMetadata, FindCoordinatorRequest, MetadataRequest, MetadataResponse
 from tailrace.protocol.records import FetchPartition, FetchRequest, ListOffsetsRequest
 from tests.support.event_recorder import EventRecorder
-from tests.support.net.open_connections import broker_at, configured, coordinated
+from tests.support.net.open_connections import broker_at, configured, coordinated, local_address
 from tests.support.net.open_sockets import Sockets
 from tests.support.net.peers import Peer, black_hole, closed_port, hangs_up, opens_then
 
@@ -59,7 +59,7 @@ async def test_a_broker_has_id_host_port_and_rack_of_the_metadata(kafka, direct)
     assert broker.address == direct
     assert repr(broker) == f"<Broker 7 {direct} [not connected]>"
     await broker.connect()
-    await broker.connect_offsets_channel()
+    await broker.connect(Channel.OFFSETS)
     assert repr(broker) == f"<Broker 7 {direct} [main, offsets]>"
     broker.close()
     assert repr(broker) == f"<Broker 7 {direct} [not connected]>"
@@ -72,13 +72,13 @@ async def test_connecting_again_replaces_the_connection(kafka, direct):
     """``connect`` opens the main connection; a second call replaces it."""
     async with broker_at(direct) as broker:
         sockets = Sockets(kafka.node.ports.client)
-        assert not broker.connected
+        assert not broker.is_connected()
         await broker.connect()
         first = sockets.now()
         await broker.connect()
         second = sockets.now()
 
-        assert broker.connected
+        assert broker.is_connected()
         assert (len(first), len(second), first & second) == (1, 1, set())
 
 
@@ -88,8 +88,8 @@ async def test_offsets_have_a_connection_of_their_own(kafka, address, name, new_
     async with broker_at(address, client_id=name) as broker:
         await broker.connect()
         await coordinated(broker, name)
-        assert broker.offsets_channel_connected
-        await broker.connect_offsets_channel()
+        assert broker.is_connected(Channel.OFFSETS)
+        await broker.connect(Channel.OFFSETS)
         assert not (await broker.send(commit(name, topic))).partitions[0].error_code
         await broker.send(NOTHING)
 
@@ -102,12 +102,12 @@ async def test_offsets_have_a_connection_of_their_own(kafka, address, name, new_
 
 
 async def test_the_connection_for_offsets_opens_with_its_first_use(direct, name):
-    """``offsets_channel_connected`` is False before the first commit or fetch of offsets and True after it."""
+    """``is_connected`` of the channel is False before the first commit or fetch of offsets and True after it."""
     async with broker_at(direct) as broker:
         await broker.connect()
-        assert not broker.offsets_channel_connected
+        assert not broker.is_connected(Channel.OFFSETS)
         await broker.send(OffsetFetchRequest(name, None))
-        assert broker.offsets_channel_connected
+        assert broker.is_connected(Channel.OFFSETS)
 
 
 async def test_a_long_fetch_delays_no_other_consumer(kafka, direct, name, new_topic):
@@ -160,9 +160,9 @@ async def test_every_connection_comes_from_the_local_address(kafka, direct, name
     async with broker_at(direct, local_addr=("127.0.0.2", 0), **own_buffer) as broker:
         sockets = Sockets(kafka.node.ports.client)
         await broker.connect()
-        await broker.connect_offsets_channel()
+        await broker.connect(Channel.OFFSETS)
         await broker.send(HeartbeatRequest(name, 1, "nobody"), member="a")
-        (local,) = {(await broker.connection_for(MAIN)).local_address} & sockets.now()
+        (local,) = {local_address(await broker.connection_for(MAIN))} & sockets.now()
 
         assert local[0] == "127.0.0.2"
         assert [host for host, _ in sockets.now()] == ["127.0.0.2"] * 3
@@ -181,9 +181,9 @@ async def test_a_local_port_is_used_by_one_connection(kafka, direct, own_buffer)
         await broker.connect()
         assert sockets.now() == {local}
         with pytest.raises(BrokerConnectionError, match=f"{local[1]}.* - local_addr must be an address of this host"):
-            await broker.connect_offsets_channel()
+            await broker.connect(Channel.OFFSETS)
 
-        assert broker.connected
+        assert broker.is_connected()
 
 
 # ---- lifetime ------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ async def test_requests_without_a_connection_fail_at_once(direct):
             await broker.send(NOTHING)
         await broker.connect()
         broker.close()
-        assert not broker.connected
+        assert not broker.is_connected()
         with pytest.raises(NodeNotConnectedError):
             await broker.send(NOTHING)
         with pytest.raises(NodeNotConnectedError):
@@ -210,14 +210,14 @@ async def test_a_broken_connection_is_noticed_without_a_request(kafka, address):
     events = EventRecorder()
     async with broker_at(address, events=events) as broker:
         await broker.connect()
-        await broker.connect_offsets_channel()
+        await broker.connect(Channel.OFFSETS)
         kafka.proxy.reset()
         await events.wait_for(ConnectionLost, 2)
 
-        assert not broker.connected
-        assert not broker.offsets_channel_connected
+        assert not broker.is_connected()
+        assert not broker.is_connected(Channel.OFFSETS)
         assert await broker.send(NOTHING)
-        assert broker.connected
+        assert broker.is_connected()
     opened, lost = events.of(ConnectionOpened), events.of(ConnectionLost)
     assert [event.channel for event in opened] == ["main", "offsets", "main"]
     assert {"main", "offsets"} == {event.channel for event in lost}
@@ -233,7 +233,7 @@ async def test_requests_succeed_again_after_a_broker_restart(own_kafka, name):
         await broker.send(commit(name, name, 42))
         await asyncio.to_thread(own_kafka.stop)
         await events.wait_for(ConnectionLost)
-        assert not broker.connected
+        assert not broker.is_connected()
         began = time.monotonic()
         for _ in range(2):  # the second one may fail without an attempt
             with pytest.raises(BrokerConnectionError, match="connection refused"):
@@ -312,7 +312,7 @@ async def test_an_idle_connection_is_reopened():
         await broker.send(NOTHING)
         assert peer.accepted == 1
         first._used_at -= 61  # as if 61 s had passed
-        assert first.idle_s > 60
+        assert first.is_idle(60)
         await broker.send(NOTHING)
 
         assert peer.accepted == 2
@@ -333,7 +333,7 @@ async def test_a_request_has_its_own_timeout(kafka, address, name):
             assert await broker.send(NOTHING)
             with pytest.raises(RequestTimedOutError, match=r"no answer to OffsetCommit within 0\.\d s"):
                 await waiting
-        assert not broker.offsets_channel_connected
+        assert not broker.is_connected(Channel.OFFSETS)
         assert main.is_open
         assert not (await broker.send(OffsetFetchRequest(name, None))).error_code
 

@@ -23,6 +23,7 @@ from tailrace.errors import (
     UnknownTopicError,
     broker_error,
 )
+from tailrace.net.broker import Channel
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import (
     ClusterRebootstrapped,
@@ -270,12 +271,12 @@ async def test_a_broker_with_a_new_address_is_replaced(kafka, address, direct):
         await cluster.bootstrap()
         await cluster.refresh()
         old = cluster.broker(1)
-        assert old.connected
+        assert old.is_connected()
         with kafka.proxy.edit_answer(MetadataRequest, lambda answer: replace(answer, brokers=(moved,))):
             await cluster.refresh()
 
         assert cluster.broker(1).address == direct
-        assert not old.connected
+        assert not old.is_connected()
         assert await cluster.broker(1).send(MetadataRequest(()))
 
 
@@ -492,7 +493,7 @@ async def test_close_closes_every_connection(kafka, address, name):
         await cluster.bootstrap()
         await cluster.refresh()
         coordinator = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="the coordinator")
-        await coordinator.connect_offsets_channel()
+        await coordinator.connect(Channel.OFFSETS)
         assert len(sockets.now()) == 2
         cluster.close()
         await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from tailrace.protocol.handshake import SaslAuthenticateRequest, SaslHandshakeRe
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from tailrace.testing import unsecured_token
 from tests.support.event_recorder import EventRecorder
-from tests.support.net.open_connections import broker_at, dialled
+from tests.support.net.open_connections import broker_at, dialled, local_address
 from tests.support.net.security_setups import LIFETIME_S, OAUTH, SCRAM_256, by
 
 NOTHING = MetadataRequest(())
@@ -43,13 +43,13 @@ async def test_a_session_is_renewed_in_time(secured, name):
     """A connection renews its SASL session before it expires, and no request fails."""
     address, found = options(secured, client_id=name)
     async with dialled(address, **found) as connection:
-        local = connection.local_address
+        local = local_address(connection)
         for _ in range(2):
             await session_over()
             await asyncio.gather(*(connection.send(NOTHING, 30) for _ in range(10)))
 
         assert connection.is_open
-        assert connection.local_address == local
+        assert local_address(connection) == local
 
     handshakes = secured.proxy.requests(SaslHandshakeRequest, client_id=name)
     assert len({frame.connection for frame in handshakes}) == 1

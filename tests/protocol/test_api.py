@@ -166,16 +166,6 @@ def test_a_response_to_api_versions_has_the_oldest_header():
     assert answer == ApiVersionsRequest.api.decode_response(memoryview(frame)[4:], 3)
 
 
-def test_an_unsupported_api_versions_request_is_answered_in_version_0():
-    """A response to ApiVersions with error 35 has version 0, other responses have that of the request."""
-    refusal = ApiVersionsRequest.api.encode_response(ApiVersionsResponse(35), 0, correlation_id=9)[4:]
-    answer = ApiVersionsRequest.api.encode_response(ApiVersionsResponse(0), 3, correlation_id=9)[4:]
-
-    assert ApiVersionsRequest.api.response_version(memoryview(refusal), 4) == 0
-    assert ApiVersionsRequest.api.response_version(memoryview(answer), 3) == 3
-    assert MetadataRequest.api.response_version(memoryview(refusal), 4) == 4
-
-
 @pytest.mark.parametrize(("api", "version"), [(HeartbeatRequest.api, 3), (HeartbeatRequest.api, 4)])
 def test_bytes_left_over_are_malformed(api, version):
     """A frame with bytes after the end of its message is malformed."""

@@ -17,7 +17,7 @@ from tailrace.protocol.groups import (
     OffsetFetchPartition,
     OffsetFetchRequest,
 )
-from tailrace.protocol.handshake import CONSUMING, ApiVersionRange, ApiVersionsResponse, BrokerVersions, api_of
+from tailrace.protocol.handshake import CONSUMING, ApiVersionRange, ApiVersionsResponse, BrokerVersions
 from tailrace.protocol.metadata import MetadataRequest
 from tailrace.protocol.records import FetchRequest
 from tailrace.testing.faults import APIS, api_by_key
@@ -37,7 +37,7 @@ def test_each_message_and_each_number_has_one_api():
     assert len(APIS) == len({api.key for api in APIS}) == len({api.request_type for api in APIS})
     assert all(api_by_key(api.key) is api for api in APIS)
     assert api_by_key(9999) is None
-    assert HeartbeatRequest.api is api_of(HeartbeatRequest("g", 1, "m"))
+    assert HeartbeatRequest.api is HeartbeatRequest("g", 1, "m").api
 
 
 @given(st.integers(0, 20), st.integers(0, 20))

@@ -26,7 +26,7 @@ from tailrace.protocol.admin import (
     TopicResult,
     TopicToDelete,
 )
-from tailrace.protocol.handshake import ApiVersionsRequest, BrokerVersions, api_of
+from tailrace.protocol.handshake import ApiVersionsRequest, BrokerVersions
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import MetadataRequest, MetadataResponse, MetadataTopic
 from tailrace.protocol.records import ListOffsetsPartition, ListOffsetsRequest
@@ -221,17 +221,18 @@ class _Connection:
         self._socket.close()
 
     def send(self, request: Request[ResponseT]) -> ResponseT:
-        api = api_of(request)
+        api = request.api
         version = self._offered.version_of(api) if api is not ApiVersionsRequest.api else 0
         return self._exchange(request, version)
 
     def _exchange(self, request: Request[ResponseT], version: int) -> ResponseT:
-        api = api_of(request)
+        api = request.api
         self._correlation_id += 1
         frame = api.encode_request(request, version, correlation_id=self._correlation_id, client_id="tailrace-testing")
         self._socket.sendall(frame)
         (size,) = struct.unpack(">i", self._receive(4))
-        return api.decode_response(memoryview(self._receive(size)), version)
+        answer: ResponseT = api.decode_response(memoryview(self._receive(size)), version)
+        return answer
 
     def _receive(self, size: int) -> bytes:
         parts = bytearray()

@@ -37,7 +37,6 @@ from tailrace.protocol.groups import (
     OffsetFetchRequest,
     SyncGroupRequest,
 )
-from tailrace.protocol.handshake import api_of
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import BrokerMetadata
 from tailrace.protocol.records import FetchRequest
@@ -85,7 +84,6 @@ class Broker:
 
     Args:
         node: node id and address.
-        config: options of the connections.
         dialer: opens the connections.
         observer: receives the events of the connections.
         connects_on_demand: True to open connections when requests need them; False to fail requests until ``connect``
@@ -99,28 +97,24 @@ class Broker:
         rack: rack of the broker; None if none is configured.
     """
 
-    def __init__(  # noqa: PLR0913 - parts of a cluster
+    def __init__(
         self,
         node: BrokerMetadata,
-        config: ConsumerConfig,
         dialer: Dialer,
         observer: Observer,
         *,
         connects_on_demand: bool = False,
         on_unreachable: Callable[[], None] | None = None,
     ) -> None:
-        self.id = node.node_id
-        self.host = node.host
-        self.port = node.port
-        self.rack = node.rack
-        self._config, self._dialer, self._observer = config, dialer, observer
+        self.id, self.host, self.port, self.rack = node.node_id, node.host, node.port, node.rack
+        self.dialer, self.observer, self.on_unreachable = dialer, observer, on_unreachable
         self._connections: dict[ChannelKey, _ReplaceableConnection] = {}
-        self._may_connect, self._on_unreachable = connects_on_demand, on_unreachable
+        self._may_connect = connects_on_demand
 
     @classmethod
     def from_metadata(cls, node: BrokerMetadata, config: ConsumerConfig, observer: Observer | None = None) -> Broker:
         """Return a broker that belongs to no Cluster; ``connect`` must be called before requests are sent."""
-        return cls(node, config, Dialer(config), observer or Observer())
+        return cls(node, Dialer(config), observer or Observer())
 
     def __repr__(self) -> str:
         channels = ", ".join(str(key) for key, connection in self._connections.items() if connection.is_open)
@@ -131,25 +125,15 @@ class Broker:
         """Host and port, for messages."""
         return f"{self.host}:{self.port}"
 
-    @property
-    def connected(self) -> bool:
-        """True while the main connection is open."""
-        return self._is_connected(ChannelKey(Channel.MAIN))
+    def is_connected(self, channel: Channel = Channel.MAIN) -> bool:
+        """Return True while the shared connection of a channel is open."""
+        connection = self._connections.get(ChannelKey(channel))
+        return connection is not None and connection.is_open
 
-    @property
-    def offsets_channel_connected(self) -> bool:
-        """True while the connection for committing and fetching offsets is open."""
-        return self._is_connected(ChannelKey(Channel.OFFSETS))
-
-    async def connect(self) -> None:
-        """Open or reopen the main connection, and allow the other connections to be opened when needed."""
+    async def connect(self, channel: Channel = Channel.MAIN) -> None:
+        """Open or reopen the shared connection of a channel, and allow connections to be opened when needed."""
         self._may_connect = True
-        await self._connection(ChannelKey(Channel.MAIN)).reopen()
-
-    async def connect_offsets_channel(self) -> None:
-        """Open or reopen the connection for committing and fetching offsets."""
-        self._may_connect = True
-        await self._connection(ChannelKey(Channel.OFFSETS)).reopen()
+        await self._connection(ChannelKey(channel)).reopen()
 
     async def send(
         self,
@@ -175,15 +159,14 @@ class Broker:
             RequestTimedOutError: no response came in time.
             UnsupportedVersionError: the broker and tailrace have no version of the request in common.
         """
-        channel = CHANNEL_OF.get(type(request), Channel.MAIN)
-        is_per_member = channel in {Channel.GROUP, Channel.HEARTBEAT}
-        timeout_s = self._config.request_timeout_ms / 1000 if timeout_s is None else timeout_s
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        timeout_s = self.dialer.config.request_timeout_ms / 1000 if timeout_s is None else timeout_s
         if timeout_s <= 0:
-            raise not_sent_error(self.address, api_of(request).name)
-        connection = await self._connection_within(
-            key or ChannelKey(channel, member if is_per_member else ""), timeout_s
-        )
+            raise not_sent_error(self.address, request.api.name)
+        if key is None:
+            channel = CHANNEL_OF.get(type(request), Channel.MAIN)
+            key = ChannelKey(channel, member if channel in {Channel.GROUP, Channel.HEARTBEAT} else "")
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        connection = await self.connection_for(key, timeout_s)
         return await connection.send(request, deadline - asyncio.get_running_loop().time())
 
     async def version_for(self, request: Request[Any], *, timeout_s: float) -> int:
@@ -193,27 +176,26 @@ class Broker:
             BrokerConnectionError: the connection cannot be opened, or not within ``timeout_s`` seconds.
             UnsupportedVersionError: the broker and tailrace have no version of the request in common.
         """
-        channel = CHANNEL_OF.get(type(request), Channel.MAIN)
-        connection = await self._connection_within(ChannelKey(channel), timeout_s)
-        return connection.broker_versions.version_of(api_of(request), request.newest_version)
+        connection = await self.connection_for(ChannelKey(CHANNEL_OF.get(type(request), Channel.MAIN)), timeout_s)
+        return connection.broker_versions.version_of(request.api, request.newest_version)
 
-    async def _connection_within(self, key: ChannelKey, timeout_s: float) -> Connection:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self.connection_for(key)
-        except TimeoutError:
-            raise RequestTimedOutError(f"{self.address}: no connection within {timeout_s:.1f} s") from None
-
-    async def connection_for(self, key: ChannelKey) -> Connection:
+    async def connection_for(self, key: ChannelKey, timeout_s: float | None = None) -> Connection:
         """Return the connection for ``key``; open it if necessary.
 
         Raises:
             NodeNotConnectedError: ``connect`` was never called, the broker was closed, or the backoff is not over.
-            BrokerConnectionError: the connection cannot be opened.
+            BrokerConnectionError: the connection cannot be opened, or not within ``timeout_s`` seconds.
         """
         if not self._may_connect:
             raise NodeNotConnectedError(f"broker {self.id} at {self.address} is not connected - await connect() first")
-        return await self._connection(key).connection()
+        connection = self._connection(key)
+        if (usable := connection.usable()) is not None:
+            return usable
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await connection.open()
+        except TimeoutError:
+            raise RequestTimedOutError(f"{self.address}: no connection within {timeout_s:.1f} s") from None
 
     def forget(self, member: str) -> None:
         """Close the connections whose ``ChannelKey`` has this group member as owner."""
@@ -227,37 +209,23 @@ class Broker:
             connection.close()
         self._connections.clear()
 
-    def _is_connected(self, key: ChannelKey) -> bool:
-        connection = self._connections.get(key)
-        return connection is not None and connection.is_open
-
     def _connection(self, key: ChannelKey) -> _ReplaceableConnection:
         if key not in self._connections:
-            self._connections[key] = _ReplaceableConnection(
-                key, self.host, self.port, self._config, self._dialer, self._observer, self._on_unreachable
-            )
+            self._connections[key] = _ReplaceableConnection(self, key)
         return self._connections[key]
 
 
 class _ReplaceableConnection:
     """Connection for one ``ChannelKey``, replaced when it is lost or was idle for ``connections_max_idle_ms``."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - called only by Broker
-        self,
-        key: ChannelKey,
-        host: str,
-        port: int,
-        config: ConsumerConfig,
-        dialer: Dialer,
-        observer: Observer,
-        on_unreachable: Callable[[], None] | None,
-    ) -> None:
-        self._key, self._host, self._port = key, host, port
-        self._dialer, self._observer, self._on_unreachable = dialer, observer, on_unreachable
+    def __init__(self, broker: Broker, key: ChannelKey) -> None:
+        config = broker.dialer.config
+        self._broker, self._key = broker, key
         self._backoff = Backoff.of_ms(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
         self._max_idle_s = config.connections_max_idle_ms / 1000
         self._dial_lock = asyncio.Lock()
-        self._connection: Connection | None = None
+        self.current: Connection | None = None
+        """Latest connection, which may have ended; None before the first and after a failed attempt to connect."""
         self._failures = 0
         self._retry_at = 0.0
         self._failure: TailraceError = NodeNotConnectedError("not tried yet")
@@ -266,14 +234,17 @@ class _ReplaceableConnection:
 
     @property
     def is_open(self) -> bool:
-        return self._connection is not None and self._connection.is_open
+        return self.current is not None and self.current.is_open
 
-    async def connection(self) -> Connection:
+    def usable(self) -> Connection | None:
+        """Return the open connection; None if there is none, or it was idle for too long."""
+        found = self.current
+        return found if found is not None and found.is_open and not found.is_idle(self._max_idle_s) else None
+
+    async def open(self) -> Connection:
         """Return the open connection, or open one; raise the last error during the backoff."""
-        if (usable := self._usable_connection()) is not None:
-            return usable
         async with self._dial_lock:
-            if (usable := self._usable_connection()) is not None:
+            if (usable := self.usable()) is not None:
                 return usable
             pause_s = self._retry_at - asyncio.get_running_loop().time()
             if pause_s > 0:
@@ -288,35 +259,31 @@ class _ReplaceableConnection:
     def close(self) -> None:
         self._is_closed = True
         self._dial_scope.cancel()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _usable_connection(self) -> Connection | None:
-        found = self._connection
-        return found if found is not None and found.is_open and found.idle_s < self._max_idle_s else None
+        if self.current is not None:
+            self.current.close()
+            self.current = None
 
     async def _dial(self) -> Connection:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self.current is not None:
+            self.current.close()
+            self.current = None
         connection: Connection | None = None
         self._dial_scope = anyio.CancelScope()
         with self._dial_scope:
             if not self._is_closed:
                 try:
-                    connection = await self._dialer.dial(self._host, self._port)
+                    connection = await self._broker.dialer.dial(self._broker.host, self._broker.port)
                 except TailraceError as error:
                     self._on_failure(error)
                     raise
         if connection is None or self._is_closed:
             if connection is not None:
                 connection.close()
-            raise NodeNotConnectedError(f"{self._host}:{self._port}: closed before it was connected")
+            raise NodeNotConnectedError(f"{self._broker.address}: closed before it was connected")
         self._failures = 0
-        self._connection = connection
+        self.current = connection
         connection.on_lost = self._on_lost
-        self._observer.emit(ConnectionOpened(connection.address, str(self._key)))
+        self._broker.observer.emit(ConnectionOpened(connection.address, str(self._key)))
         return connection
 
     def _on_failure(self, error: TailraceError) -> None:
@@ -325,9 +292,9 @@ class _ReplaceableConnection:
         chance = random.random()  # noqa: S311 - not for secrets
         self._retry_at = asyncio.get_running_loop().time() + self._backoff.pause_s(self._failures, chance)
         if not isinstance(error, AuthenticationError):
-            self._observer.emit(BrokerUnreachable(f"{self._host}:{self._port}", str(error), error))
-            if self._on_unreachable is not None:
-                self._on_unreachable()
+            self._broker.observer.emit(BrokerUnreachable(self._broker.address, str(error), error))
+            if self._broker.on_unreachable is not None:
+                self._broker.on_unreachable()
 
     def _failure_during_backoff(self, pause_s: float) -> TailraceError:
         # Callers retry after NodeNotConnectedError. A permanent error keeps its class, because a retry would also fail.
@@ -336,4 +303,4 @@ class _ReplaceableConnection:
         return error_class(f"{self._failure} ({self._failures} attempts, next in {pause_s:.1f} s)")
 
     def _on_lost(self, reason: TailraceError) -> None:
-        self._observer.emit(ConnectionLost(f"{self._host}:{self._port}", str(self._key), str(reason), reason))
+        self._broker.observer.emit(ConnectionLost(self._broker.address, str(self._key), str(reason), reason))

@@ -239,9 +239,7 @@ class Cluster:
         if self._is_closed:
             raise NodeNotConnectedError("the cluster was closed")
         on_unreachable = None if node.node_id < 0 else self._note_stale
-        return Broker(
-            node, self.config, self._dialer, self._observer, connects_on_demand=True, on_unreachable=on_unreachable
-        )
+        return Broker(node, self._dialer, self._observer, connects_on_demand=True, on_unreachable=on_unreachable)
 
     def _use_address(self, node: BrokerMetadata) -> None:
         """Add a broker that is unknown, and replace one that has another address than ``node``."""
@@ -287,7 +285,7 @@ class Cluster:
             AuthenticationError, UnsupportedVersionError: all brokers failed, and at least one with this error.
             BrokerConnectionError: all brokers failed in other ways; the message lists the reasons.
         """
-        ordered = sorted(self._brokers.values(), key=lambda one: (not one.connected, random.random()))  # noqa: S311
+        ordered = sorted(self._brokers.values(), key=lambda one: (not one.is_connected(), random.random()))  # noqa: S311
 
         async def ask(number: int, broker: Broker) -> ResponseT:
             await asyncio.sleep(number * _STAGGER_S)

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar, cast
 
+from tailrace.error_codes import ErrorCode
 from tailrace.errors import (
     AuthenticationError,
     BrokerConnectionError,
@@ -28,7 +29,7 @@ from tailrace.errors import (
     TailraceError,
 )
 from tailrace.installation import new_buffer
-from tailrace.protocol.handshake import ApiVersionsResponse, BrokerVersions, api_of
+from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse, BrokerVersions
 from tailrace.protocol.message import Api, Request
 
 __all__ = ["LIMIT", "Connection", "FrameProtocol", "guess_peer", "not_sent_error"]
@@ -155,6 +156,9 @@ def guess_peer(head: bytes) -> str | None:
 ResponseT = TypeVar("ResponseT")
 
 
+_UNSUPPORTED = ErrorCode.UNSUPPORTED_VERSION.to_bytes(2, "big")
+
+
 class _PendingRequest(NamedTuple):
     """Request that was sent and not answered yet."""
 
@@ -200,17 +204,9 @@ class Connection:
         """True if requests can be sent."""
         return self._end_reason is None and self.frames.transport is not None
 
-    @property
-    def idle_s(self) -> float:
-        """Time since the last request or response, in seconds; 0 while a request is pending."""
-        return 0.0 if self._pending else self._loop.time() - self._used_at
-
-    @property
-    def local_address(self) -> tuple[str, int] | None:
-        """Local host and port."""
-        transport = self.frames.transport
-        name = transport.get_extra_info("sockname") if transport is not None else None
-        return (name[0], name[1]) if name else None
+    def is_idle(self, limit_s: float) -> bool:
+        """Return True if the last request or response was ``limit_s`` seconds ago, and no request is pending."""
+        return not self._pending and self._loop.time() - self._used_at >= limit_s
 
     def finish_opening(
         self,
@@ -232,8 +228,14 @@ class Connection:
         self._reauthenticate = reauthenticate
         self._schedule_renewal(lifetime_s)
 
-    async def send(self, request: Request[ResponseT], timeout_s: float) -> ResponseT:
-        """Send a request in the newest common version and return the response.
+    async def send(self, request: Request[ResponseT], timeout_s: float, *, version: int | None = None) -> ResponseT:
+        """Send a request and return the response.
+
+        Args:
+            request: request to send.
+            timeout_s: maximum time in seconds.
+            version: version of a request of the handshake or of a SASL exchange, which is sent without waiting until
+                the broker stops to throttle, or the SASL session is renewed; None for the newest common version.
 
         Raises:
             RequestTimedOutError: no response came within ``timeout_s`` seconds, and the connection was closed; or the
@@ -243,28 +245,24 @@ class Connection:
             AuthenticationError: the renewal of the SASL session failed.
             UnsupportedVersionError: the broker and tailrace have no version of the request in common.
         """
-        version = self.broker_versions.version_of(api_of(request), request.newest_version)
-        deadline = self._loop.time() + timeout_s
-        while True:
+        api = request.api
+        if version is None:
+            version = self.broker_versions.version_of(api, request.newest_version)
+            deadline = self._loop.time() + timeout_s
             # Check both conditions again after each wait: meanwhile, another caller may have begun a SASL exchange, in
             # which no other request may be sent.
-            if self._throttled_until > self._loop.time():
-                await self._wait_while_throttled(deadline, timeout_s)
-            elif self._loop.time() >= self._renew_at:
-                await self._renew_session(deadline, timeout_s)
-            else:
-                return await self.exchange(request, version, deadline - self._loop.time())
-
-    async def exchange(self, request: Request[ResponseT], version: int, timeout_s: float) -> ResponseT:
-        """Send a request in ``version`` and return the response, without the waits of ``send``.
-
-        Only the handshake and the renewal of the SASL session call this method directly.
-        """
-        api = api_of(request)
+            while (now := self._loop.time()) < self._throttled_until or now >= self._renew_at:
+                if now < self._throttled_until:
+                    await self._wait_while_throttled(deadline, timeout_s)
+                else:
+                    await self._renew_session(deadline, timeout_s)
+            timeout_s = deadline - now
         frame = await self._write(api, request, version, timeout_s)
         self._used_at = self._loop.time()
+        if api is ApiVersionsRequest.api and frame[4:6] == _UNSUPPORTED:
+            version = 0  # In version 0, a broker refuses a version of ApiVersions that it does not support (KIP-511).
         try:
-            answer = api.decode_response(frame, api.response_version(frame, version))
+            answer: ResponseT = api.decode_response(frame, version)
         except MalformedMessageError as error:
             malformed = MalformedMessageError(f"{self.address}: {error}")
             self._fail(malformed)

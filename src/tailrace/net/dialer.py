@@ -29,7 +29,7 @@ from tailrace.errors import (
 from tailrace.installation import VERSION
 from tailrace.net.connection import Connection
 from tailrace.net.security import authenticate, tls_context
-from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse, BrokerVersions, api_of
+from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse, BrokerVersions
 from tailrace.protocol.message import Request
 
 __all__ = ["Dialer", "SocketAddress", "connected_socket", "keep_alive", "resolved"]
@@ -157,7 +157,7 @@ class Dialer:
     """Opener of connections, all with the same options and TLS context."""
 
     def __init__(self, config: ConsumerConfig) -> None:
-        self._config = config
+        self.config = config
         self._tls = tls_context(config)
         self._timeout_s = config.socket_connection_setup_timeout_ms / 1000
         self._failed_at: dict[tuple[str, int], dict[SocketAddress, float]] = {}
@@ -209,7 +209,7 @@ class Dialer:
 
     async def _open(self, host: str, port: int, addresses: list[SocketAddress], progress: _DialProgress) -> Connection:
         """Open a connection to one of ``addresses``; note in ``progress`` the address that has accepted it."""
-        connection = Connection(f"{host}:{port}", self._config.client_id)
+        connection = Connection(f"{host}:{port}", self.config.client_id)
         failed = self._failed_at.setdefault((host, port), {})
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -234,7 +234,7 @@ class Dialer:
     async def _connect(
         self, connection: Connection, host: str, port: int, addresses: list[SocketAddress], progress: _DialProgress
     ) -> None:
-        loop, config = asyncio.get_running_loop(), self._config
+        loop, config = asyncio.get_running_loop(), self.config
         try:
             sock, progress.address = await connected_socket(
                 addresses, receive_buffer_bytes=config.receive_buffer_bytes, local_addr=config.local_addr
@@ -268,18 +268,17 @@ class Dialer:
             raise UnsupportedVersionError(f"{connection.address}: {error}") from None
 
     async def _log_in(self, connection: Connection, host: str) -> None:
-        if not self._config.security_protocol.startswith("SASL"):
+        if not self.config.security_protocol.startswith("SASL"):
             connection.finish_opening(None, None, advice=_SASL_ADVICE)
             return
 
         async def exchange(request: Request[Any]) -> Any:  # noqa: ANN401 - answers of several kinds
-            return await connection.exchange(
-                request, connection.broker_versions.version_of(api_of(request)), self._timeout_s
-            )
+            version = connection.broker_versions.version_of(request.api)
+            return await connection.send(request, self._timeout_s, version=version)
 
         async def log_in() -> float | None:
             try:
-                return await authenticate(exchange, self._config, host)
+                return await authenticate(exchange, self.config, host)
             except AuthenticationError as error:
                 raise AuthenticationError(f"{connection.address}: {error}") from None
 
@@ -287,12 +286,12 @@ class Dialer:
 
     async def _ask(self, connection: Connection, request: ApiVersionsRequest, version: int) -> ApiVersionsResponse:
         try:
-            return await connection.exchange(request, version, self._timeout_s)
+            return await connection.send(request, self._timeout_s, version=version)
         except AuthenticationError:
             raise
         except TailraceError as error:
             # A message that contains " - " has advice already.
-            advice = "" if " - " in str(error) else f" - {_WRONG_LISTENER_ADVICE[self._config.security_protocol]}"
+            advice = "" if " - " in str(error) else f" - {_WRONG_LISTENER_ADVICE[self.config.security_protocol]}"
             raise BrokerConnectionError(f"{error}{advice}") from None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from tailrace.errors import UnsupportedVersionError
 from tailrace.protocol.encoding.fields import field
@@ -32,7 +32,6 @@ __all__ = [
     "SaslHandshakeRequest",
     "SaslHandshakeResponse",
     "SupportedFeature",
-    "api_of",
 ]
 
 
@@ -95,8 +94,6 @@ class SaslAuthenticateRequest(Request[SaslAuthenticateResponse], key=36, version
 
 # ---- negotiation of versions -----------------------------------------------------------------------------------------
 
-ResponseT = TypeVar("ResponseT")
-
 CONSUMING: tuple[Api[Any], ...] = (
     MetadataRequest.api,
     FindCoordinatorRequest.api,
@@ -110,11 +107,6 @@ CONSUMING: tuple[Api[Any], ...] = (
     FetchRequest.api,
 )
 """APIs that a consumer needs; a connection to a broker that lacks one of them fails."""
-
-
-def api_of(request: Request[ResponseT]) -> Api[ResponseT]:
-    """Return the API of ``request``."""
-    return request.api
 
 
 class BrokerVersions:

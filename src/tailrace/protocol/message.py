@@ -24,9 +24,8 @@ from uuid import UUID
 
 from msgspec import NODEFAULT, StructMeta
 
-from tailrace.error_codes import ErrorCode
 from tailrace.errors import MalformedMessageError
-from tailrace.protocol.encoding.codec import decoder_of, encoder_of
+from tailrace.protocol.encoding.codec import decoder, decoder_of, encoder, encoder_of
 from tailrace.protocol.encoding.fields import NEVER, DeclaredField, by_topic, field
 from tailrace.protocol.encoding.primitives import STRING, FrameReader
 from tailrace.values import Value
@@ -39,10 +38,9 @@ ResponseT = TypeVar("ResponseT")
 
 _SIZE = struct.Struct(">i")
 _REQUEST_HEADER = struct.Struct(">hhi")
-_write_client_id = STRING.encoder(flexible=False, nullable=True)
-_read_client_id = STRING.decoder(flexible=False, nullable=True)
+_write_client_id = encoder(STRING, flexible=False, nullable=True)
+_read_client_id = decoder(STRING, flexible=False, nullable=True)
 _API_VERSIONS_KEY = 18
-_UNSUPPORTED = ErrorCode.UNSUPPORTED_VERSION.to_bytes(2, "big")
 
 
 class RequestHeader(NamedTuple):
@@ -66,6 +64,8 @@ class Api(Generic[ResponseT]):
     """First flexible version (KIP-482); ``NEVER`` if no version is flexible."""
     request_type: type
     response_type: type[ResponseT]
+    tagged_responses_from: int
+    """First version whose responses have tagged fields in the header."""
 
     def encode_request(self, request: object, version: int, *, correlation_id: int, client_id: str | None) -> bytearray:
         """Return the frame of a request, including its length.
@@ -83,24 +83,14 @@ class Api(Generic[ResponseT]):
 
     def decode_response(self, frame: memoryview, version: int) -> ResponseT:
         """Return the response in ``frame``, which begins with the correlation id."""
-        reader = FrameReader(frame)
-        reader.int32()
-        if self._response_is_tagged(version):
+        reader = FrameReader(frame, _SIZE.size)
+        if version >= self.tagged_responses_from:
             reader.skip_tagged_fields()
         return cast(ResponseT, self._decoded(reader, self.response_type, version))
 
-    def response_version(self, frame: memoryview, request_version: int) -> int:
-        """Return the version of the response in ``frame``, which is ``request_version`` except for ApiVersions.
-
-        A broker that does not support this version of ApiVersions responds in version 0 with error code 35 (KIP-511).
-        """
-        is_refusal = self.key == _API_VERSIONS_KEY and bytes(frame[4:6]) == _UNSUPPORTED
-        return 0 if is_refusal else request_version
-
     def decode_request(self, frame: memoryview, version: int) -> object:
         """Return the request in ``frame``, which begins with the request header."""
-        reader = FrameReader(frame)
-        reader.view(_REQUEST_HEADER.size)
+        reader = FrameReader(frame, _REQUEST_HEADER.size)
         _read_client_id(reader)
         if version >= self.flexible_from:
             reader.skip_tagged_fields()
@@ -110,12 +100,9 @@ class Api(Generic[ResponseT]):
         """Return the frame of a response, including its length."""
         out = bytearray(_SIZE.size)
         out += _SIZE.pack(correlation_id)
-        if self._response_is_tagged(version):
+        if version >= self.tagged_responses_from:
             out.append(0)
         return self._encoded(out, response, self.response_type, version)
-
-    def _response_is_tagged(self, version: int) -> bool:
-        return version >= self.flexible_from and self.key != _API_VERSIONS_KEY
 
     def _encoded(self, out: bytearray, message: object, kind: type, version: int) -> bytearray:
         """Append ``message`` to ``out`` and write the length of the frame to its beginning."""
@@ -177,7 +164,9 @@ def _api(request: type, *, key: int, versions: tuple[int, int], flexible_from: i
     (base,) = request.__orig_bases__  # type: ignore[attr-defined]
     (response,) = get_args(base)
     name = request.__name__.removesuffix("Request")
-    return Api(key, name, range(versions[0], versions[1] + 1), flexible_from, request, response)
+    tagged_responses_from = NEVER if key == _API_VERSIONS_KEY else flexible_from
+    versions_of_api = range(versions[0], versions[1] + 1)
+    return Api(key, name, versions_of_api, flexible_from, request, response, tagged_responses_from)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, by_topic))

@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from tailrace.errors import MalformedMessageError
-from tailrace.protocol.handshake import api_of
 from tailrace.protocol.message import Request, read_request_header
 from tailrace.testing.faults import Direction, Fault, ProxiedFrame, api_by_key, decode_frame, recorded_bytes
 
@@ -87,7 +86,7 @@ def edit_frame(fault: Fault, request: ProxiedRequest, correlation_id: int, data:
     if fault.direction == "answer":
         frame = api.encode_response(message, request.version, correlation_id=correlation_id)
     else:
-        frame = api_of(message).encode_request(
+        frame = message.api.encode_request(
             message, request.version, correlation_id=correlation_id, client_id=request.client_id
         )
     return bytes(frame[LENGTH.size :])

@@ -58,6 +58,12 @@ async def cluster_at(address: str, *, events: EventRecorder | None = None, **opt
         await _let_transports_go()
 
 
+def local_address(connection: Connection) -> tuple[str, int]:
+    """Return the local host and port of a connection."""
+    host, port, *_ = connection.frames.transport.get_extra_info("sockname")
+    return host, port
+
+
 async def coordinated(broker: Broker, group: str) -> None:
     """Wait until the only broker coordinates the group; a new broker creates the offsets topic first."""
     async with asyncio.timeout(20):

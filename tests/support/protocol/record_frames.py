@@ -71,7 +71,6 @@ from tailrace.protocol.groups import (
     encode_assignment,
     encode_subscription,
 )
-from tailrace.protocol.handshake import api_of
 from tailrace.protocol.message import NO_TOPIC_ID, Api
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataTopic
 from tailrace.protocol.records import (
@@ -262,7 +261,7 @@ class Line:
 
     def ask(self, request: Any, *, at_least: int = 0) -> Any:
         """Send a request in the version of this round or in its last one, unless this is too old."""
-        api = api_of(request)
+        api = request.api
         version = api.versions[min(self.lap, len(api.versions) - 1)]
         if version < at_least:
             return None

@@ -1,9 +1,9 @@
 """Layout of a message in one version, and generation of its encoder and decoder.
 
-When a version of a message is first used, its wire layout is derived from the declaration, and a function is generated
-as source text for each structure, as ``dataclasses`` does for ``__init__``. Adjacent numbers are packed and unpacked
-together. From the first flexible version of a message on, lengths are varints, and tagged fields follow each structure
-(KIP-482). Unknown tagged fields are skipped, because newer brokers may send them.
+When a version of a message is first used, its wire layout is derived from the declaration, and one function for the
+whole message is generated as source text, as ``dataclasses`` does for ``__init__``. Adjacent numbers are packed and
+unpacked together. From the first flexible version of a message on, lengths are varints, and tagged fields follow each
+structure (KIP-482). Unknown tagged fields are skipped, because newer brokers may send them.
 
 Values have the type ``Any`` in this module; outside, they have the types that the messages declare.
 """
@@ -11,7 +11,7 @@ Values have the type ``Any`` in this module; outside, they have the types that t
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import groupby
 from operator import attrgetter
@@ -22,20 +22,22 @@ from uuid import UUID
 from msgspec import NODEFAULT
 from msgspec.structs import replace
 
+from tailrace.context_managers import contextmanager
 from tailrace.errors import MalformedMessageError, UnsupportedVersionError
 from tailrace.protocol.encoding.fields import DeclaredField, OneElement, Wire
 from tailrace.protocol.encoding.primitives import (
     BOOL,
     BYTES,
+    NULL,
+    PRESENT,
     STRING,
     UUIDS,
     Decode,
     Encode,
-    FrameReader,
     Number,
     Primitive,
     Sized,
-    length_reader,
+    Uuid,
     write_length,
     write_uvarint,
 )
@@ -230,7 +232,7 @@ def _with_one_element_arrays(
             yield Slot(array.name, "", OneElementArray(Structure(message, version, fields, bare=array.bare)))
 
 
-# ---- encoders and decoders -------------------------------------------------------------------------------------------
+# ---- generation ------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -247,289 +249,60 @@ def decoder_of(message: type, version: int, *, flexible: bool) -> Decode:
 
 def encoder(shape: Shape, *, flexible: bool, nullable: bool = False) -> Encode:
     """Return the function that appends a value of ``shape`` to a buffer."""
-    match shape:
-        case Array(Number() as number):
-            return _numbers_encoder(number, flexible=flexible, nullable=nullable)
-        case Array(item):
-            return _array_encoder(encoder(item, flexible=flexible), flexible=flexible, nullable=nullable)
-        case ByTopic():
-            return _topics_encoder(shape, flexible=flexible, nullable=nullable)
-        case Structure() | OneFieldStructure():
-            encode = _structure_encoder(shape, flexible=flexible)
-            return _nullable_encoder(encode) if nullable else encode
-        case OneElementArray(element):
-            return _one_element_encoder(element, flexible=flexible)
-        case _:
-            return shape.encoder(flexible=flexible, nullable=nullable)
+    source = _EncoderSource(flexible=flexible)
+    source.write("value", shape, nullable=nullable)
+    function: Encode = source.function("encode(out, value)", shape)
+    return function
 
 
 def decoder(shape: Shape, *, flexible: bool, nullable: bool = False) -> Decode:
     """Return the function that reads a value of ``shape``."""
-    match shape:
-        case Array(Number(code=code)):
-            return _numbers_decoder(code, flexible=flexible, nullable=nullable)
-        case Array(item):
-            return _array_decoder(decoder(item, flexible=flexible), flexible=flexible, nullable=nullable)
-        case ByTopic():
-            return _topics_decoder(shape, flexible=flexible, nullable=nullable)
-        case Structure() | OneFieldStructure():
-            decode = _structure_decoder(shape, flexible=flexible)
-            return _nullable_decoder(decode) if nullable else decode
-        case OneElementArray(element):
-            return _one_element_decoder(element, flexible=flexible)
-        case _:
-            return shape.decoder(flexible=flexible, nullable=nullable)
-
-
-# ---- arrays ----------------------------------------------------------------------------------------------------------
-
-
-def _array_encoder(encode_item: Encode, *, flexible: bool, nullable: bool) -> Encode:
-    def encode(out: bytearray, value: Any) -> None:
-        if value is None and not nullable:
-            raise MalformedMessageError("the protocol requires an array, not None")
-        write_length(out, None if value is None else len(value), flexible=flexible)
-        for item in value or ():
-            encode_item(out, item)
-
-    return encode
-
-
-def _numbers_encoder(number: Number, *, flexible: bool, nullable: bool) -> Encode:
-    def encode(out: bytearray, value: Any) -> None:
-        if value is None and not nullable:
-            raise MalformedMessageError("the protocol requires an array, not None")
-        write_length(out, None if value is None else len(value), flexible=flexible)
-        numbers: Sequence[Any] = () if value is None else value
-        try:
-            out += struct.pack(f">{len(numbers)}{number.code}", *numbers)
-        except struct.error:
-            _raise_misfit([number] * len(numbers), numbers)
-
-    return encode
-
-
-def _array_decoder(decode_item: Decode, *, flexible: bool, nullable: bool) -> Decode:
-    read_count = _count_reader(flexible=flexible, nullable=nullable)
-
-    def decode(reader: FrameReader) -> Any:
-        count = read_count(reader)
-        return None if count is None else tuple([decode_item(reader) for _ in range(count)])
-
-    return decode
-
-
-def _numbers_decoder(code: str, *, flexible: bool, nullable: bool) -> Decode:
-    read_count = _count_reader(flexible=flexible, nullable=nullable)
-
-    def decode(reader: FrameReader) -> Any:
-        count = read_count(reader)
-        return None if count is None else reader.unpack(_numbers_struct(count, code))
-
-    return decode
-
-
-@lru_cache(64)
-def _numbers_struct(count: int, code: str) -> struct.Struct:
-    return struct.Struct(f">{count}{code}")
-
-
-def _count_reader(*, flexible: bool, nullable: bool) -> Callable[[FrameReader], int | None]:
-    """Return the function that reads the length of an array; the function returns None for a null array."""
-    read_length = length_reader(flexible=flexible)
-
-    def read_count(reader: FrameReader) -> int | None:
-        length = read_length(reader)
-        if length < 0:
-            if length == -1 and nullable:
-                return None
-            raise MalformedMessageError(f"an array claims {length} elements")
-        return reader.checked_count(length)
-
-    return read_count
-
-
-def _one_element_encoder(element: Structure, *, flexible: bool) -> Encode:
-    encode_element = _structure_encoder(element, flexible=flexible)
-
-    def encode(out: bytearray, message: Any) -> None:
-        write_length(out, 1, flexible=flexible)
-        encode_element(out, message)
-
-    return encode
-
-
-def _one_element_decoder(element: Structure, *, flexible: bool) -> Decode:
-    read_length = length_reader(flexible=flexible)
-    decode_values = _structure_decoder(element, flexible=flexible, returns_values=True)
-
-    def decode(reader: FrameReader) -> Any:
-        length = read_length(reader)
-        if length != 1:
-            raise MalformedMessageError(f"{length} elements in an array that must have one")
-        return decode_values(reader)
-
-    return decode
-
-
-# ---- topics and their partitions -------------------------------------------------------------------------------------
-
-
-def _topics_encoder(shape: ByTopic, *, flexible: bool, nullable: bool) -> Encode:
-    key_of = attrgetter(*(slot.attribute for slot in shape.keys))
-    keys = [(attrgetter(slot.attribute), encoder(slot.shape, flexible=flexible)) for slot in shape.keys]
-    encode_entries = encoder(Array(shape.entry), flexible=flexible)
-
-    def encode(out: bytearray, value: Any) -> None:
-        if value is None and not nullable:
-            raise MalformedMessageError("the protocol requires an array of topics, not None")
-        topics: dict[Any, list[Any]] = {}
-        for entry in value or ():
-            topics.setdefault(key_of(entry), []).append(entry)
-        write_length(out, None if value is None else len(topics), flexible=flexible)
-        for entries in topics.values():
-            for get, encode_key in keys:
-                encode_key(out, get(entries[0]))
-            encode_entries(out, entries)
-            if flexible:
-                out.append(0)
-
-    return encode
-
-
-def _topics_decoder(shape: ByTopic, *, flexible: bool, nullable: bool) -> Decode:
-    read_topic_count = _count_reader(flexible=flexible, nullable=nullable)
-    read_entry_count = _count_reader(flexible=flexible, nullable=False)
-    keys = [decoder(slot.shape, flexible=flexible) for slot in shape.keys]
-    decode_entry = _structure_decoder(shape.entry, flexible=flexible, arguments=[slot.attribute for slot in shape.keys])
-
-    def decode(reader: FrameReader) -> Any:
-        count = read_topic_count(reader)
-        if count is None:
-            return None
-        entries: list[Any] = []
-        for _ in range(count):
-            topic = [decode_key(reader) for decode_key in keys]
-            entries += [decode_entry(reader, *topic) for _ in range(read_entry_count(reader) or 0)]
-            if flexible:
-                reader.skip_tagged_fields()
-        return tuple(entries)
-
-    return decode
-
-
-# ---- structures ------------------------------------------------------------------------------------------------------
-
-_NULL, _PRESENT = 0xFF, 0x01
-"""Values of the byte before a nullable structure, in all versions (KIP-893)."""
-
-
-def _nullable_encoder(encode: Encode) -> Encode:
-    def encode_or_null(out: bytearray, value: Any) -> None:
-        if value is None:
-            out.append(_NULL)
-            return
-        out.append(_PRESENT)
-        encode(out, value)
-
-    return encode_or_null
-
-
-def _nullable_decoder(decode: Decode) -> Decode:
-    def decode_or_null(reader: FrameReader) -> Any:
-        first = reader.view(1)[0]
-        if first == _NULL:
-            return None
-        if first != _PRESENT:
-            raise MalformedMessageError(f"the byte before a nullable structure must be 0x01 or 0xff, not 0x{first:02x}")
-        return decode(reader)
-
-    return decode_or_null
-
-
-def _structure_encoder(shape: Structure | OneFieldStructure, *, flexible: bool) -> Encode:
-    structure, get = (shape, "message.") if isinstance(shape, Structure) else (_structure_of(shape.slot), "")
-    lines: list[str] = []
-    names: dict[str, Any] = {"error": struct.error, "raise_misfit": _raise_misfit}
-    if structure.unsupported_fields:
-        names["check"] = _unsupported_fields_check(structure)
-        lines.append("check(message)")
-    for number, run in enumerate(_runs(structure.untagged_fields)):
-        values = ", ".join(f"{get}{slot.attribute}" if get and slot.attribute else "message" for slot in run)
-        if types := _numbers_in(run):
-            names[f"pack{number}"] = _joint_struct(types).pack
-            names[f"types{number}"] = types
-            lines += [
-                f"try: out += pack{number}({values})",
-                f"except error: raise_misfit(types{number}, ({values},))",
-            ]
-        else:
-            names[f"write{number}"] = encoder(run[0].shape, flexible=flexible, nullable=run[0].nullable)
-            lines.append(f"write{number}(out, {values})")
-    if flexible and not structure.bare:
-        names["write_tags"] = _tags_encoder(structure.tagged_fields)
-        lines.append("write_tags(out, message)" if structure.tagged_fields else "out.append(0)")
-    function: Encode = _function("encode(out, message)", lines, names, structure)
+    source = _DecoderSource(flexible=flexible)
+    source.read("value", shape, nullable=nullable)
+    source.line("return value")
+    function: Decode = source.function("decode(reader)", shape)
     return function
 
 
-def _structure_decoder(
-    shape: Structure | OneFieldStructure,
-    *,
-    flexible: bool,
-    arguments: Sequence[str] = (),
-    returns_values: bool = False,
-) -> Decode:
-    """Return the function that reads a structure.
+class _Source:
+    """Source text of a function that encodes or decodes a message with all its structures."""
 
-    Args:
-        shape: structure to read.
-        flexible: True for a flexible version.
-        arguments: fields that are not read, but passed to the returned function after the reader.
-        returns_values: True if the returned function is to return the values of the fields instead of a message.
-    """
-    structure, creates = (
-        (shape, not returns_values) if isinstance(shape, Structure) else (_structure_of(shape.slot), False)
-    )
-    lines: list[str] = []
-    names: dict[str, Any] = {}
-    known = list(arguments)
-    for number, run in enumerate(_runs(structure.untagged_fields)):
-        attributes = [one for slot in run for one in _attributes(slot)]
-        known += attributes
-        values = ", ".join(attributes)
-        if types := _numbers_in(run):
-            names[f"layout{number}"] = _joint_struct(types)
-            lines.append(f"{values}, = reader.unpack(layout{number})")
-        else:
-            names[f"read{number}"] = decoder(run[0].shape, flexible=flexible, nullable=run[0].nullable)
-            lines.append(f"{values} = read{number}(reader)")
-    if flexible and not structure.bare:
-        tagged = [slot.attribute for slot in structure.tagged_fields]
-        names["read_tags"] = _tags_decoder(structure.tagged_fields) if tagged else FrameReader.skip_tagged_fields
-        lines.append(f"{''.join(f'{one}, ' for one in tagged)}= read_tags(reader)" if tagged else "read_tags(reader)")
-        known += tagged
-    lines.append(_creation_line(structure.message, known, names) if creates else f"return {', '.join(known)}")
-    function: Decode = _function(f"decode({', '.join(['reader', *arguments])})", lines, names, structure)
-    return function
+    def __init__(self, *, flexible: bool) -> None:
+        self.flexible = flexible
+        self.names: dict[str, Any] = {}
+        """Objects to which the text refers, by name."""
+        self._lines: list[str] = []
+        self._indent = 1
+        self._variables = 0
 
+    def line(self, text: str) -> None:
+        self._lines.append("    " * self._indent + text)
 
-def _creation_line(message: Any, known: Sequence[str], names: dict[str, Any]) -> str:
-    """Return the line that creates a message from the local variables ``known`` and from defaults.
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """Indent the lines that are added in the context under ``head``."""
+        self.line(f"{head}:")
+        self._indent += 1
+        yield
+        self._indent -= 1
 
-    The class and the defaults are added to ``names``.
-    """
-    names["kind"] = message
-    for name, declared in message.declared.items():
-        if name not in known:
-            names[name] = declared.default
-            if declared.default is NODEFAULT:
-                raise TypeError(f"{message.__name__}.{name} needs a default, because some versions do not contain it")
-    return f"return kind({', '.join(message.__struct_fields__)})"
+    def variable(self) -> str:
+        """Return the name of a new variable."""
+        self._variables += 1
+        return f"v{self._variables}"
 
+    def name(self, thing: Any) -> str:
+        """Return a name by which the text refers to an object."""
+        name = f"n{len(self.names)}"
+        self.names[name] = thing
+        return name
 
-def _structure_of(slot: Slot) -> Structure:
-    return Structure(object, 0, (slot,))
+    def function(self, head: str, shape: Shape) -> Any:
+        """Return the function with this head and the added lines."""
+        title = f"{shape.message.__name__} v{shape.version}" if isinstance(shape, Structure) else type(shape).__name__
+        code = compile("\n".join([f"def {head}:", *(self._lines or ["    pass"])]), f"<{title}>", "exec")
+        exec(code, self.names)  # noqa: S102 - generated from the declarations alone
+        return self.names[head.partition("(")[0]]
 
 
 def _runs(slots: Sequence[Slot]) -> Iterator[list[Slot]]:
@@ -541,90 +314,313 @@ def _runs(slots: Sequence[Slot]) -> Iterator[list[Slot]]:
             yield from ([slot] for slot in run)
 
 
-def _numbers_in(run: Sequence[Slot]) -> list[Number]:
-    return [slot.shape for slot in run if isinstance(slot.shape, Number)]
+def _struct_of(numbers: Sequence[Number]) -> struct.Struct:
+    return struct.Struct(">" + "".join([one.code for one in numbers]))
 
 
-def _joint_struct(types: Sequence[Number]) -> struct.Struct:
-    return struct.Struct(">" + "".join(one.code for one in types))
+# ---- decoders --------------------------------------------------------------------------------------------------------
 
 
-def _attributes(slot: Slot) -> list[str]:
-    return (
-        [one.attribute for one in slot.shape.element.slots]
-        if isinstance(slot.shape, OneElementArray)
-        else [slot.attribute]
-    )
+class _DecoderSource(_Source):
+    """Source text of a decoder."""
+
+    reader = "reader"
+    """Variable of the FrameReader."""
+
+    def read(self, target: str, shape: Shape, *, nullable: bool = False) -> None:
+        """Add lines that read a value and assign it to the variable ``target``."""
+        match shape:
+            case Number():
+                self.line(f"{target}, = {self.reader}.unpack({self.name(_struct_of([shape]))})")
+            case Uuid():
+                self.line(f"{target} = {self.reader}.uuid()")
+            case Sized() | Array() | ByTopic() if nullable:
+                self.line(f"{target} = {self._length_of(shape)}")
+                self.line(f"if {target} == -1: {target} = None")
+                with self.block("else"):
+                    self._read_elements(target, shape, target)
+            case Sized() | Array() | ByTopic():
+                self._read_elements(target, shape, self._length_of(shape))
+            case Structure() | OneFieldStructure() if nullable:
+                self.line(f"{target} = None")
+                with self.block(f"if {self.reader}.is_present()"):
+                    self.read(target, shape)
+            case Structure():
+                self._read_structure(target, shape, {})
+            case OneFieldStructure(slot):
+                self.read(target, slot.shape, nullable=slot.nullable)
+                if self.flexible:
+                    self.line(f"{self.reader}.skip_tagged_fields()")
+            case OneElementArray():
+                raise TypeError("an array of one element is read as part of a structure")
+
+    def _length_of(self, shape: Shape) -> str:
+        """Return the expression that reads a length, which is -1 for null."""
+        if self.flexible:
+            return f"{self.reader}.uvarint() - 1"
+        return f"{self.reader}.{'int16' if isinstance(shape, Sized) and shape.short else 'int32'}()"
+
+    def _read_elements(self, target: str, shape: Sized | Array | ByTopic, length: str) -> None:
+        """Add lines that read as many bytes or elements as the expression ``length`` says."""
+        if isinstance(shape, Sized):
+            self.line(f"{target} = {shape.from_view.format(f'{self.reader}.view({length})')}")
+            return
+        count = f"{self.reader}.checked_count({length})"
+        if isinstance(shape, Array) and isinstance(shape.item, Number):
+            self.names["numbers"] = _numbers
+            self.line(f"{target} = {self.reader}.unpack(numbers({count}, {shape.item.code!r}))")
+            return
+        items, item = self.variable(), self.variable()
+        self.line(f"{items} = []")
+        with self.block(f"for _ in range({count})"):
+            if isinstance(shape, Array):
+                self.read(item, shape.item)
+                self.line(f"{items}.append({item})")
+            else:
+                topic = {slot.attribute: self.variable() for slot in shape.keys}
+                for slot in shape.keys:
+                    self.read(topic[slot.attribute], slot.shape)
+                with self.block(f"for _ in range({self.reader}.checked_count({self._length_of(shape)}))"):
+                    self._read_structure(item, shape.entry, topic)
+                    self.line(f"{items}.append({item})")
+                if self.flexible:
+                    self.line(f"{self.reader}.skip_tagged_fields()")
+        self.line(f"{target} = tuple({items})")
+
+    def _read_structure(self, target: str, structure: Structure, known: Mapping[str, str]) -> None:
+        """Add lines that create a message from the fields and from variables that are ``known`` by attribute."""
+        variables = {**known, **self._read_fields(structure)}
+        message: Any = structure.message
+        for attribute, declared in message.declared.items():
+            if attribute not in variables:
+                variables[attribute] = self.name(declared.default)
+                if declared.default is NODEFAULT:
+                    raise TypeError(
+                        f"{message.__name__}.{attribute} needs a default, because some versions do not contain it"
+                    )
+        arguments = ", ".join([variables[attribute] for attribute in message.__struct_fields__])
+        self.line(f"{target} = {self.name(message)}({arguments})")
+
+    def _read_fields(self, structure: Structure) -> dict[str, str]:
+        """Add lines that read the fields of a structure; return their variables by attribute."""
+        variables: dict[str, str] = {}
+        for run in _runs(structure.untagged_fields):
+            shape = run[0].shape
+            if isinstance(shape, OneElementArray):
+                self.names["check_single"] = _check_single
+                self.line(f"check_single({self._length_of(shape)})")
+                variables |= self._read_fields(shape.element)
+                continue
+            found = {slot.attribute: self.variable() for slot in run}
+            if len(found) > 1:
+                layout_name = self.name(_struct_of([slot.shape for slot in run if isinstance(slot.shape, Number)]))
+                self.line(f"{', '.join(found.values())} = {self.reader}.unpack({layout_name})")
+            else:
+                self.read(found[run[0].attribute], shape, nullable=run[0].nullable)
+            variables |= found
+        if self.flexible and not structure.bare:
+            variables |= self._read_tags(structure.tagged_fields)
+        return variables
+
+    def _read_tags(self, slots: Sequence[Slot]) -> dict[str, str]:
+        if not slots:
+            self.line(f"{self.reader}.skip_tagged_fields()")
+            return {}
+        variables = {slot.attribute: self.variable() for slot in slots}
+        for slot in slots:
+            self.line(f"{variables[slot.attribute]} = {self.name(slot.default)}")
+        reader, tag, body = self.reader, self.variable(), self.variable()
+        with self.block(f"for _ in range({reader}.checked_count({reader}.uvarint()))"):
+            self.line(f"{tag}, {body} = {reader}.tagged_field()")
+            self.reader = body
+            for slot in slots:
+                with self.block(f"if {tag} == {slot.tag}"):
+                    self.read(variables[slot.attribute], slot.shape, nullable=slot.nullable)
+            self.reader = reader
+        return variables
 
 
-def _function(head: str, lines: Sequence[str], names: dict[str, Any], structure: Structure) -> Any:
-    source = f"def {head}:\n    " + "\n    ".join(lines or ["pass"])
-    code = compile(source, f"<{structure.message.__name__} v{structure.version}>", "exec")
-    exec(code, names)  # noqa: S102 - generated from the declarations alone
-    return names[head.partition("(")[0]]
+@lru_cache(64)
+def _numbers(count: int, code: str) -> struct.Struct:
+    return struct.Struct(f">{count}{code}")
+
+
+def _check_single(length: int) -> None:
+    if length != 1:
+        raise MalformedMessageError(f"{length} elements in an array that must have one")
+
+
+# ---- encoders --------------------------------------------------------------------------------------------------------
+
+
+class _EncoderSource(_Source):
+    """Source text of an encoder."""
+
+    out = "out"
+    """Variable of the buffer."""
+
+    def __init__(self, *, flexible: bool) -> None:
+        super().__init__(flexible=flexible)
+        self.names |= {
+            "error": struct.error,
+            "grouped": _grouped,
+            "packed": _packed,
+            "raise_misfit": _raise_misfit,
+            "raise_unsupported": _raise_unsupported,
+            "write_count": _write_count,
+            "write_sized": _write_sized,
+            "write_tags": _write_tags,
+        }
+
+    def write(self, value: str, shape: Shape, *, nullable: bool = False) -> None:
+        """Add lines that append the value of the expression ``value``."""
+        match shape:
+            case Number():
+                self.line(f"{self.out} += packed({value}, {self.name(shape)})")
+            case Uuid():
+                self.line(f"{self.out} += {value}.bytes")
+            case Sized():
+                self.line(f"write_sized({self.out}, {value}, {self.name(shape)}, {self.flexible}, {nullable})")
+            case Array() | ByTopic():
+                self._write_array(value, shape, nullable=nullable)
+            case Structure() | OneFieldStructure() if nullable:
+                self.line(f"if {value} is None: {self.out}.append({NULL})")
+                with self.block("else"):
+                    self.line(f"{self.out}.append({PRESENT})")
+                    self.write(value, shape)
+            case Structure():
+                self._write_fields(value, shape)
+            case OneFieldStructure(slot):
+                self.write(value, slot.shape, nullable=slot.nullable)
+                if self.flexible:
+                    self.line(f"{self.out}.append(0)")
+            case OneElementArray(element):
+                self.line(f"write_count({self.out}, (None,), {self.flexible}, False)")
+                self._write_fields(value, element)
+
+    def _write_array(self, value: str, shape: Array | ByTopic, *, nullable: bool) -> None:
+        items, item = self.variable(), self.variable()
+        if isinstance(shape, Array):
+            self.line(f"{items} = {value}")
+            self.line(f"write_count({self.out}, {items}, {self.flexible}, {nullable})")
+            if isinstance(shape.item, Number):
+                self.line(
+                    f"if {items} is not None: {self.out} += packed({items}, {self.name(shape.item)}, len({items}))"
+                )
+                return
+            with self.block(f"for {item} in {items} or ()"):
+                self.write(item, shape.item)
+            return
+        topics, key = self.variable(), self.name(attrgetter(*[slot.attribute for slot in shape.keys]))
+        self.line(f"{topics} = grouped({value}, {key})")
+        self.line(f"write_count({self.out}, {topics}, {self.flexible}, {nullable})")
+        with self.block(f"for {items} in {topics} or ()"):
+            for slot in shape.keys:
+                self.write(f"{items}[0].{slot.attribute}", slot.shape)
+            self.line(f"write_count({self.out}, {items}, {self.flexible}, False)")
+            with self.block(f"for {item} in {items}"):
+                self._write_fields(item, shape.entry)
+            if self.flexible:
+                self.line(f"{self.out}.append(0)")
+
+    def _write_fields(self, message: str, structure: Structure) -> None:
+        for one in structure.unsupported_fields:
+            with self.block(f"if {message}.{one.attribute} != {self.name(one.default)}"):
+                details = f"{self.name(one)}, {structure.version}, {message}.{one.attribute}"
+                self.line(f"raise_unsupported({details})")
+        for run in _runs(structure.untagged_fields):
+            if isinstance(run[0].shape, Number):
+                numbers = [slot.shape for slot in run if isinstance(slot.shape, Number)]
+                values = ", ".join([f"{message}.{slot.attribute}" for slot in run])
+                self.line(f"try: {self.out} += {self.name(_struct_of(numbers).pack)}({values})")
+                self.line(f"except error: raise_misfit({self.name(numbers)}, ({values},))")
+            else:
+                (slot,) = run
+                self.write(
+                    f"{message}.{slot.attribute}" if slot.attribute else message, slot.shape, nullable=slot.nullable
+                )
+        if self.flexible and not structure.bare:
+            self._write_tags(message, structure.tagged_fields)
+
+    def _write_tags(self, message: str, slots: Sequence[Slot]) -> None:
+        if not slots:
+            self.line(f"{self.out}.append(0)")
+            return
+        out, tags, body = self.out, self.variable(), self.variable()
+        self.line(f"{tags} = []")
+        for slot in slots:
+            value = f"{message}.{slot.attribute}"
+            with self.block(f"if {value} != {self.name(slot.default)}"):
+                self.line(f"{body} = bytearray()")
+                self.out = body
+                self.write(value, slot.shape, nullable=slot.nullable)
+                self.out = out
+                self.line(f"{tags}.append(({slot.tag}, {body}))")
+        self.line(f"write_tags({out}, {tags})")
+
+
+def _write_count(out: bytearray, items: Collection[Any] | None, flexible: bool, nullable: bool) -> None:  # noqa: FBT001
+    if items is None and not nullable:
+        raise MalformedMessageError("the protocol requires an array, not None")
+    write_length(out, None if items is None else len(items), flexible=flexible)
+
+
+def _write_sized(out: bytearray, value: Any, kind: Sized, flexible: bool, nullable: bool) -> None:  # noqa: FBT001
+    if value is None:
+        if not nullable:
+            raise MalformedMessageError(f"the protocol requires a value of type {kind.name}, not None")
+        write_length(out, None, flexible=flexible, short=kind.short)
+        return
+    try:
+        raw = value.encode() if kind.is_text else value
+    except UnicodeEncodeError as error:
+        raise MalformedMessageError(f"{value!r} cannot be encoded as UTF-8") from error
+    if flexible and (length := len(raw)) < 0x7F:
+        out.append(length + 1)
+    else:
+        write_length(out, len(raw), flexible=flexible, short=kind.short)
+    out += raw
+
+
+def _write_tags(out: bytearray, tags: Sequence[tuple[int, bytearray]]) -> None:
+    out.append(len(tags))
+    for tag, body in tags:
+        write_uvarint(out, tag)
+        write_uvarint(out, len(body))
+        out += body
+
+
+def _grouped(entries: Iterable[Any] | None, key_of: Callable[[Any], Any]) -> Collection[Sequence[Any]] | None:
+    """Return the entries of each topic; None for None."""
+    if entries is None:
+        return None
+    topics: dict[Any, list[Any]] = {}
+    for entry in entries:
+        topics.setdefault(key_of(entry), []).append(entry)
+    return topics.values()
+
+
+def _packed(values: Any, number: Number, count: int | None = None) -> bytes:
+    """Return a number, or ``count`` numbers, as bytes."""
+    numbers = [values] if count is None else values
+    try:
+        return struct.pack(f">{len(numbers)}{number.code}", *numbers)
+    except struct.error:
+        _raise_misfit([number] * len(numbers), numbers)
 
 
 def _raise_misfit(types: Sequence[Number], values: Sequence[Any]) -> NoReturn:
     """Raise MalformedMessageError for the first value that does not fit its type."""
     for one, value in zip(types, values, strict=True):
-        one.encoder(flexible=False, nullable=False)(bytearray(), value)
+        try:
+            struct.pack(f">{one.code}", value)
+        except struct.error as error:
+            raise MalformedMessageError(f"{value!r} does not fit {one.name}") from error
     raise AssertionError(f"all of {values!r} fit their types")
 
 
-def _unsupported_fields_check(structure: Structure) -> Callable[[Any], None]:
-    """Return a function that raises UnsupportedVersionError if a field is set that the version does not contain."""
-
-    def check(message: Any) -> None:
-        for one in structure.unsupported_fields:
-            if (value := getattr(message, one.attribute)) != one.default:
-                raise UnsupportedVersionError(
-                    f"version {structure.version} of this request has no field for {one.name}={value!r}; "
-                    f"it needs version {one.since} - upgrade the broker, or leave the option at its default"
-                )
-
-    return check
-
-
-# ---- tagged fields ---------------------------------------------------------------------------------------------------
-
-
-def _tags_encoder(slots: Sequence[Slot]) -> Encode:
-    tagged = [
-        (slot.tag, attrgetter(slot.attribute), encoder(slot.shape, flexible=True, nullable=slot.nullable), slot.default)
-        for slot in slots
-    ]
-
-    def encode(out: bytearray, message: Any) -> None:
-        present = [(tag, encode, value) for tag, get, encode, default in tagged if (value := get(message)) != default]
-        out.append(len(present))
-        for tag, encode_value, value in present:
-            body = bytearray()
-            encode_value(body, value)
-            write_uvarint(out, tag or 0)
-            write_uvarint(out, len(body))
-            out += body
-
-    return encode
-
-
-def _tags_decoder(slots: Sequence[Slot]) -> Decode:
-    """Return the function that reads the tagged fields and returns the values of ``slots``, with defaults."""
-    tagged = {
-        slot.tag: (index, decoder(slot.shape, flexible=True, nullable=slot.nullable))
-        for index, slot in enumerate(slots)
-    }
-    defaults = [slot.default for slot in slots]
-
-    def decode(reader: FrameReader) -> list[Any]:
-        count = reader.checked_count(reader.uvarint())
-        if not count:
-            return defaults
-        values = defaults.copy()
-        for _ in range(count):
-            tag, body = reader.uvarint(), FrameReader(reader.view(reader.uvarint()))
-            if tag in tagged:
-                index, decode_value = tagged[tag]
-                values[index] = decode_value(body)
-        return values
-
-    return decode
+def _raise_unsupported(one: UnsupportedField, version: int, value: Any) -> NoReturn:
+    raise UnsupportedVersionError(
+        f"version {version} of this request has no field for {one.name}={value!r}; "
+        f"it needs version {one.since} - upgrade the broker, or leave the option at its default"
+    )

@@ -22,6 +22,8 @@ __all__ = [
     "INT16",
     "INT32",
     "INT64",
+    "NULL",
+    "PRESENT",
     "RECORDS",
     "STRING",
     "UUIDS",
@@ -31,16 +33,19 @@ __all__ = [
     "Number",
     "Primitive",
     "Sized",
+    "Uuid",
     "int8",
     "int16",
     "int32",
     "int64",
-    "length_reader",
     "write_length",
     "write_uvarint",
 ]
 
 # ---- frames ----------------------------------------------------------------------------------------------------------
+
+NULL, PRESENT = 0xFF, 0x01
+"""Values of the byte before a nullable structure, in all versions (KIP-893)."""
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -54,10 +59,10 @@ class FrameReader:
 
     __slots__ = ("_at", "_data", "_size")
 
-    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+    def __init__(self, data: bytes | bytearray | memoryview, at: int = 0) -> None:
         self._data = memoryview(data)
         self._size = len(self._data)
-        self._at = 0
+        self._at = at
 
     @property
     def remaining(self) -> int:
@@ -134,6 +139,17 @@ class FrameReader:
             self.uvarint()
             self.view(self.uvarint())
 
+    def tagged_field(self) -> tuple[int, FrameReader]:
+        """Return the tag of the next tagged field, and a reader of its value."""
+        return self.uvarint(), FrameReader(self.view(self.uvarint()))
+
+    def is_present(self) -> bool:
+        """Read the byte before a nullable structure, and return True if the structure follows."""
+        first = self.view(1)[0]
+        if first not in {NULL, PRESENT}:
+            raise MalformedMessageError(f"the byte before a nullable structure must be 0x01 or 0xff, not 0x{first:02x}")
+        return first == PRESENT
+
     def checked_count(self, claimed: int) -> int:
         """Return ``claimed``, the number of elements in an array.
 
@@ -178,13 +194,6 @@ def write_length(out: bytearray, length: int | None, *, flexible: bool, short: b
     out += (-1 if length is None else length).to_bytes(2 if short else 4, "big", signed=True)
 
 
-def length_reader(*, flexible: bool, short: bool = False) -> Callable[[FrameReader], int]:
-    """Return the function that reads a length; the function returns -1 for null."""
-    if flexible:
-        return lambda reader: reader.uvarint() - 1
-    return FrameReader.int16 if short else FrameReader.int32
-
-
 # ---- types -----------------------------------------------------------------------------------------------------------
 
 
@@ -197,35 +206,10 @@ class Number:
     code: str
     """Format character of ``struct``."""
 
-    def encoder(self, *, flexible: bool, nullable: bool) -> Encode:  # noqa: ARG002 - the same in all versions
-        """Return the function that appends one number."""
-        pack = struct.Struct(f">{self.code}").pack
 
-        def encode(out: bytearray, value: object) -> None:
-            try:
-                out += pack(value)
-            except struct.error as error:
-                raise MalformedMessageError(f"{value!r} does not fit {self.name}") from error
-
-        return encode
-
-    def decoder(self, *, flexible: bool, nullable: bool) -> Decode:  # noqa: ARG002 - the same in all versions
-        """Return the function that reads one number."""
-        layout = struct.Struct(f">{self.code}")
-        return lambda reader: reader.unpack(layout)[0]
-
-
-class _Uuid:
-    name = "uuid"
-
-    def encoder(self, *, flexible: bool, nullable: bool) -> Encode:  # noqa: ARG002 - the same in all versions
-        def encode(out: bytearray, value: UUID) -> None:
-            out += value.bytes
-
-        return encode
-
-    def decoder(self, *, flexible: bool, nullable: bool) -> Decode:  # noqa: ARG002 - the same in all versions
-        return FrameReader.uuid
+@dataclass(frozen=True, slots=True)
+class Uuid:
+    """Type of UUIDs, which have sixteen bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,66 +220,27 @@ class Sized:
     """Name in Kafka's message definitions."""
     short: bool
     """True if versions before the first flexible one encode the length in two bytes; False if in four."""
-    to_bytes: Callable[[Any], bytes]
-    from_view: Callable[[memoryview], Any]
-
-    def encoder(self, *, flexible: bool, nullable: bool) -> Encode:
-        """Return the function that appends one value, which may be None if ``nullable``."""
-        to_bytes, short = self.to_bytes, self.short
-
-        def encode(out: bytearray, value: object) -> None:
-            if value is None:
-                if not nullable:
-                    raise MalformedMessageError(f"the protocol requires a value of type {self.name}, not None")
-                write_length(out, None, flexible=flexible, short=short)
-                return
-            try:
-                raw = to_bytes(value)
-            except UnicodeEncodeError as error:
-                raise MalformedMessageError(f"{value!r} cannot be encoded as UTF-8") from error
-            if flexible and (length := len(raw)) < 0x7F:
-                out.append(length + 1)
-            else:
-                write_length(out, len(raw), flexible=flexible, short=short)
-            out += raw
-
-        return encode
-
-    def decoder(self, *, flexible: bool, nullable: bool) -> Decode:
-        """Return the function that reads one value, which may be None if ``nullable``."""
-        read_length = length_reader(flexible=flexible, short=self.short)
-        from_view = self.from_view
-
-        def decode(reader: FrameReader) -> object:
-            length = read_length(reader)
-            if length == -1 and nullable:
-                return None
-            return from_view(reader.view(length))
-
-        return decode
+    from_view: str
+    """Expression that makes a value of the bytes ``{}``."""
+    is_text: bool = False
 
 
-Primitive = Number | Sized | _Uuid
-
-
-def _utf8(view: memoryview) -> str:
-    """Decode a string; as in Java's client, bytes that are not UTF-8 become U+FFFD.
-
-    Texts such as the metadata of a commit, or topics in the subscription of a member, come from other clients. Neither
-    the members of a group nor every broker checks them.
-    """
-    return str(view, "utf-8", "replace")
-
+Primitive = Number | Sized | Uuid
 
 BOOL = Number("bool", "?")
 INT8 = Number("int8", "b")
 INT16 = Number("int16", "h")
 INT32 = Number("int32", "i")
 INT64 = Number("int64", "q")
-UUIDS = _Uuid()
-STRING = Sized("string", short=True, to_bytes=str.encode, from_view=_utf8)
-BYTES = Sized("bytes", short=False, to_bytes=lambda data: data, from_view=bytes)
-RECORDS = Sized("records", short=False, to_bytes=lambda data: data, from_view=lambda view: view)
+UUIDS = Uuid()
+STRING = Sized("string", short=True, from_view="str({}, 'utf-8', 'replace')", is_text=True)
+"""Type of strings. As in Java's client, bytes that are not UTF-8 become U+FFFD.
+
+Texts such as the metadata of a commit, or topics in the subscription of a member, come from other clients. Neither the
+members of a group nor every broker checks them.
+"""
+BYTES = Sized("bytes", short=False, from_view="bytes({})")
+RECORDS = Sized("records", short=False, from_view="{}")
 """Type of record batches. They are read as a view of the frame, which keeps the whole frame in memory."""
 
 int8 = Annotated[int, INT8]
