@@ -84,7 +84,6 @@ _NOUNS = {Level.PROBLEM: "problem", Level.WARNING: "warning", Level.SKIPPED: "sk
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument(
         "--group", action="append", default=[], metavar="GROUP", help="check this group and its topics (repeatable)"

@@ -48,7 +48,6 @@ exit codes: 0 stopped by a signal, 1 failure, 2 usage error
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument(
         "--http-port", type=_port, default=_PORT, metavar="PORT", help="port of /metrics (default: %(default)s)"

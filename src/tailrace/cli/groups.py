@@ -82,7 +82,6 @@ examples:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the help texts, options and actions of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_connection_options(parser)
     add_action = add_actions(parser, required=False)

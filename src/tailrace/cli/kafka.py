@@ -43,7 +43,6 @@ _POLL_INTERVAL_S = 0.5
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("--port", type=_port, metavar="N", help="port to listen on (default: any free port)")
     parser.add_argument(

@@ -55,7 +55,6 @@ _COLUMNS = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_group(parser)
     parser.add_argument("--watch", action="store_true", help="measure and print again every --interval, until Ctrl-C")
@@ -70,7 +69,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def run(options: argparse.Namespace) -> int:
-    """Print the lag of a group, once or repeatedly, and return the exit code."""
     async with open_cluster(options) as cluster:
         group_id = group_of(options, cluster.config)
         found = await with_group_suggestion(

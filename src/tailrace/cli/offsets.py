@@ -101,7 +101,6 @@ examples:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the help texts and actions of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_action = add_actions(parser, usage="[GROUP] [OPTION ...]")
     show = add_action("show", "show committed offsets", _SHOW, _SHOW_EPILOG)
@@ -181,7 +180,6 @@ def _shift(text: str) -> int:
 
 
 async def run(options: argparse.Namespace) -> int:
-    """Run the action that ``options`` names and return the exit code."""
     if options.action != "show":
         _check_topics(options)
     async with open_cluster(options) as cluster:

@@ -124,7 +124,6 @@ def add_connection_options(
 
 
 def add_group(parser: argparse.ArgumentParser) -> None:
-    """Add the optional positional argument ``GROUP``."""
     parser.add_argument(
         "group",
         nargs="?",
@@ -134,7 +133,6 @@ def add_group(parser: argparse.ArgumentParser) -> None:
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--log-level`` and ``--log-format``."""
     parser.add_argument(
         "--log-level",
         choices=["debug", "info", "warning", "error"],

@@ -77,7 +77,6 @@ class TextOutput:
         self._screen.line(label, escape(escaped(text)))
 
     def gap(self) -> None:
-        """Print an empty line."""
         _print("")
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:

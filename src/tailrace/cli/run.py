@@ -48,7 +48,6 @@ exit codes: 0 stopped by a signal, 1 the app failed, 2 usage error
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("app", metavar="MODULE:APP", help="the app to run, such as shop:billing")
     parser.add_argument(
@@ -73,7 +72,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the app until a signal stops it, and return the exit code."""
     import asyncio
 
     from tailrace.observe.log_format import configure_logging

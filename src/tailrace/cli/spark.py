@@ -97,7 +97,6 @@ the lag. `tailrace run` continues at the committed offsets.
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the help texts and actions of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_action = add_actions(parser)
     run_parser = add_action("run", "handle records until SIGTERM", _RUN, _RUN_EPILOG)

@@ -77,7 +77,6 @@ The command joins no group and commits no offset.
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("topic", metavar="TOPIC", help="name of the topic")
     parser.add_argument(

@@ -13,8 +13,8 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import Token
-from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from types import MappingProxyType, TracebackType
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 from tailrace.app.publish.traces import note_trace
 from tailrace.installation import needs_extra
@@ -204,68 +204,69 @@ class OpenTelemetry:
         """Create spans and metrics for events about fetches and commits."""
         match event:
             case FetchCompleted() if event.by_partition:
-                self._record_poll(event)
+                labels = self._record(
+                    _ClientOperation(
+                        Operation.POLL,
+                        list(event.by_partition),
+                        event.group_id,
+                        event.took_s,
+                        details={Attribute.MESSAGE_COUNT: event.records},
+                    )
+                )
+                with self._guards.measure:
+                    for fetched, count in event.by_partition.items():
+                        self._consumed.add(count, {**labels, Attribute.DESTINATION_NAME: fetched.topic})
             case FetchFailed():
-                failed = () if event.partition is None else (event.partition,)
+                failed = [] if event.partition is None else [event.partition]
                 error_type = event.error if event.exception is None else _type_name(event.exception)
-                self._client_operation(Operation.POLL, failed, error_type=error_type)
+                self._record(_ClientOperation(Operation.POLL, failed, error_type=error_type))
             case OffsetsCommitted(group_id=group_id, offsets=offsets, took_s=took_s):
                 partition = _common_value(offsets)
                 details: _Attributes = {} if partition is None else {Attribute.OFFSET: offsets[partition]}
-                self._client_operation(Operation.COMMIT, offsets, group_id=group_id, took_s=took_s, details=details)
+                self._record(_ClientOperation(Operation.COMMIT, list(offsets), group_id, took_s, details=details))
             case CommitFailed(group_id=group_id, took_s=took_s):
                 error_type = "_OTHER" if event.exception is None else _type_name(event.exception)
-                self._client_operation(Operation.COMMIT, (), group_id=group_id, took_s=took_s, error_type=error_type)
+                self._record(_ClientOperation(Operation.COMMIT, [], group_id, took_s, error_type))
             case _:
                 pass
 
-    def _record_poll(self, event: FetchCompleted) -> None:
-        details: _Attributes = {Attribute.MESSAGE_COUNT: event.records}
-        labels = self._client_operation(
-            Operation.POLL, event.by_partition, group_id=event.group_id, took_s=event.took_s, details=details
-        )
-        with self._guards.measure:
-            for partition, count in event.by_partition.items():
-                self._consumed.add(count, {**labels, Attribute.DESTINATION_NAME: partition.topic})
-
-    def _client_operation(  # noqa: PLR0913 - the parts of a span
-        self,
-        operation: Operation,
-        partitions: Iterable[TopicPartition],
-        *,
-        group_id: str | None = None,
-        took_s: float | None = None,
-        error_type: str | None = None,
-        details: Mapping[str, str | int | bool] | None = None,
-    ) -> _Attributes:
-        """Create the span of an operation that has just ended, and record its duration if it is known.
-
-        Returns:
-            The labels of the operation's metrics.
-        """
-        listed = list(partitions)
-        topic, partition = _common_value(one.topic for one in listed), _common_value(listed)
+    def _record(self, ended: _ClientOperation) -> _Attributes:
+        """Create the span of an operation, record its duration if it is known, and return the labels of its metrics."""
+        topic, partition = _common_value(one.topic for one in ended.partitions), _common_value(ended.partitions)
         optional = {
-            Attribute.GROUP_NAME: group_id,
+            Attribute.GROUP_NAME: ended.group_id,
             Attribute.DESTINATION_NAME: topic,
-            Attribute.ERROR_TYPE: error_type,
+            Attribute.ERROR_TYPE: ended.error_type,
         }
-        labels: _Attributes = {**operation.attributes, **_without_none(optional)}
+        labels: _Attributes = {**ended.operation.attributes, **_without_none(optional)}
         with self._guards.measure:
-            if took_s is not None:
-                self._operation_duration.record(took_s, labels)
+            if ended.took_s is not None:
+                self._operation_duration.record(ended.took_s, labels)
         if self._client_spans:
             with self._guards.start:
                 number = None if partition is None else str(partition.partition)
-                attributes = {**labels, **(details or {}), **_without_none({Attribute.PARTITION_ID: number})}
+                attributes = {**labels, **ended.details, **_without_none({Attribute.PARTITION_ID: number})}
                 now_ns = int(time.time() * 1e9)
-                start_ns = now_ns - int((took_s or 0.0) * 1e9)
-                name = operation.span_name(topic)
+                start_ns = now_ns - int((ended.took_s or 0.0) * 1e9)
+                name = ended.operation.span_name(topic)
                 span = self._tracer.start_span(name, Context(), SpanKind.CLIENT, attributes, start_time=start_ns)
-                if error_type is not None:
-                    span.set_status(StatusCode.ERROR, error_type)
+                if ended.error_type is not None:
+                    span.set_status(StatusCode.ERROR, ended.error_type)
                 span.end(now_ns)
         return labels
+
+
+class _ClientOperation(NamedTuple):
+    """Poll or commit that has just ended."""
+
+    operation: Operation
+    partitions: Sequence[TopicPartition]
+    group_id: str | None = None
+    took_s: float | None = None
+    """Duration in seconds; None if unknown."""
+    error_type: str | None = None
+    details: Mapping[str, str | int | bool] = MappingProxyType({})
+    """Attributes of the span in addition to those of its metrics."""
 
 
 class _Guards:

@@ -73,7 +73,6 @@ class PartitionFacts:
 
     @property
     def lag(self) -> int:
-        """Number of offsets from the committed offset to the end of the log, at the last look; 0 if unknown."""
         end = self.end if self.later_end is None else self.later_end
         committed = self.later_committed or self.committed
         return 0 if committed is None or end is None else max(0, end - committed.offset)
@@ -157,12 +156,10 @@ class GroupFacts:
 
     @property
     def lag(self) -> int:
-        """Sum of the known lags."""
         return sum(one.lag for one in self.partitions)
 
 
 def group_findings(facts: GroupFacts, need: GroupNeeds, commands: CommandLines) -> Iterator[Finding]:
-    """Yield the findings about a group."""
     subject = Subject(f"group {facts.group_id}")
     show = commands.tailrace("groups", "show", facts.group_id)
     yield from permission_findings("group", facts.group_id, facts.operations, ("Read",), commands)

@@ -32,7 +32,6 @@ class SoftwareFacts:
 
 
 def software_findings(facts: SoftwareFacts) -> Iterator[Finding]:
-    """Yield the findings about this process."""
     missing = [name for name, version in facts.packages.items() if not version]
     versions = ", ".join(f"{name} {version}" for name, version in facts.packages.items() if version)
     yield Subject("software").ok("software", f"Python {facts.python} on {facts.platform}; {versions}")

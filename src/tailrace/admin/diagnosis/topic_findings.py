@@ -68,7 +68,6 @@ class TopicFacts:
 
     @classmethod
     def of(cls, topic: TopicMetadata) -> TopicFacts:
-        """Return the facts that a Metadata response contains."""
         with_leader = [one for one in topic.partitions if one.leader_id >= 0]
         short = [one for one in with_leader if len(one.isr) < len(one.replicas)]
         return cls(

@@ -137,7 +137,6 @@ exit codes: 0 all records were sent and acknowledged by all in-sync replicas
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the help texts and actions of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_action = add_actions(parser, usage="[TOPIC] [OPTION ...]")
     listing = add_action("list", "count dead letters by handler and error", _LIST, _LIST_EPILOG)
@@ -243,12 +242,10 @@ class DeadLetterFilter:
         return not {letter.error_type, letter.error_type.rpartition(".")[2]}.isdisjoint(self.error_types)
 
     def sort_and_limit(self, letters: Iterable[DeadLetter]) -> list[DeadLetter]:
-        """Return the dead letters in the order of their failures, at most the first ``limit``."""
         return sorted(letters, key=lambda letter: (letter.at_ms, position_of(letter)))[: self.limit]
 
 
 def position_of(letter: DeadLetter) -> DeadLetterPosition:
-    """Return the partition and offset of a dead letter in its dead-letter topic."""
     return DeadLetterPosition(letter.record.partition, letter.record.offset)
 
 

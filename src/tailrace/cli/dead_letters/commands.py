@@ -136,7 +136,6 @@ class DeadLetterReader:
         return {one: listed.offset for one, listed in found.items()}
 
     async def _unknown_topic_error(self) -> UnknownTopicError:
-        """Return an error that suggests similar topics and dead-letter topics."""
         with watched_topics(self._cluster, None):
             await self._cluster.refresh()
         existing = sorted(name for name, topic in self._cluster.topology.topics.items() if not topic.is_internal)
@@ -390,7 +389,6 @@ class _FailureSummary:
     replayed: int = 0
 
     def as_json(self) -> dict[str, object]:
-        """Return the fields of the summary in JSON output."""
         return {
             "group": self.group,
             "handler": self.handler,
@@ -428,7 +426,6 @@ async def _summarize(dead_letters: AsyncIterator[DeadLetter], marks: ReplayMarks
 
 
 def _summary_table(topic: str, summaries: Iterable[_FailureSummary]) -> Table:
-    """Return a table with a row for each summary."""
     table = _table(f"{topic}, by handler and error (times in UTC)")
     table.add_column("handler, error", overflow="fold", ratio=1)
     table.add_column("count", justify="right", no_wrap=True)
@@ -499,7 +496,6 @@ def _show_letter(screen: Screen, letter: DeadLetter, mark: ReplayMark | None) ->
 
 
 def _letter_as_json(letter: DeadLetter, mark: ReplayMark | None) -> dict[str, object]:
-    """Return the fields of a dead letter in JSON output; ``mark`` shows that it was replayed."""
     return {
         "letter": str(position_of(letter)),
         "topic": letter.record.topic,

@@ -117,7 +117,6 @@ class ReplayMark(msgspec.Struct, frozen=True, tag="replayed", tag_field="kind"):
         return f"{self.to}[{self.partition}]@{self.offset}"
 
     def as_record(self) -> ForwardedRecord:
-        """Return the record to publish to the partition of the dead letter."""
         return _as_record(f"{PREFIX}replayed-{self.record}", self)
 
 
@@ -130,7 +129,6 @@ class _RunMark(msgspec.Struct, frozen=True, tag="run", tag_field="kind"):
     """Host and process of the replay."""
 
     def as_record(self) -> ForwardedRecord:
-        """Return the record to publish to ``_CLAIM_PARTITION``."""
         return _as_record(f"{PREFIX}replay-{self.run}", self)
 
 
@@ -235,7 +233,6 @@ class ReplayPlan:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Topics to which dead letters are sent."""
         return tuple(dict.fromkeys(one.topic for one in self.replays))
 
 

@@ -47,7 +47,6 @@ exit codes: 0 every record was handled exactly once and committed, 1 failure,
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("--bootstrap-servers", metavar="HOST:PORT", help="use these brokers instead of a local one")
     parser.add_argument(
@@ -68,7 +67,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the demo and return its exit code."""
     from tailrace.cli.demo.steps import play
 
     return play(options)

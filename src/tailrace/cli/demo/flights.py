@@ -157,12 +157,10 @@ class Arrival(msgspec.Struct):
 
 
 async def arrived(flight: Flight) -> Arrival:
-    """Return the route and the delay of a flight."""
     return Arrival(flight.route, flight.arr_delay)
 
 
 def app_of(topic: str, options: ConsumerOptions) -> App:
-    """Return an app that handles the flights of ``topic``."""
     app = App(**options)
     app.handler(topic)(arrived)
     return app
@@ -182,7 +180,6 @@ class ArrivalDelays:
 
     @property
     def mean(self) -> float:
-        """Mean delay in minutes."""
         return self.minutes / self.flights
 
 

@@ -424,12 +424,10 @@ class _Member:
         self._on_assigned = on_assigned
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Add newly assigned partitions."""
         self.partitions |= partitions
         self._on_assigned()
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """Remove revoked or lost partitions."""
         self.partitions -= partitions
 
     on_partitions_lost = on_partitions_revoked
@@ -439,7 +437,6 @@ class _Member:
 
 
 def _routes_table(counts: HandledFlights) -> Table:
-    """Return a table of the routes with the highest mean delay."""
     table = _table(f"Highest mean arrival delays ({FEWEST_FLIGHTS} or more flights)")
     table.add_column("from")
     table.add_column("to")
@@ -487,7 +484,6 @@ def _shares(counts: HandledFlights) -> str:
 
 
 def verdict(proof: Sequence[PartitionProof]) -> str:
-    """Return the result of the verification as a sentence."""
     if all(one.holds for one in proof):
         return f"all {count(sum(one.produced for one in proof))} records were handled exactly once and committed"
     wrong = [str(partition) for partition, one in enumerate(proof) if not one.holds]
