@@ -37,6 +37,7 @@ from tailrace.app.transactions.exactly_once import (
 )
 from tailrace.awaitables import resolve_call
 from tailrace.config import ConsumerConfig, resolve
+from tailrace.consumer.sink_consumer import SinkConsumer
 from tailrace.consumer.supervisor import Supervisor, as_tailrace_error
 from tailrace.context_managers import AsyncExitStack, contextmanager
 from tailrace.core.backoff import Backoff
@@ -399,7 +400,11 @@ class AppRun:
 
     async def wait_for_starts(self) -> None:
         """Wait until records that are written to the groups' partitions from then on are handled."""
-        await asyncio.gather(*(group.source.wait_for_starts() for group in self.groups))
+        await asyncio.gather(*(one.wait_for_starts() for one in self._consumers))
+
+    @property
+    def _consumers(self) -> list[SinkConsumer]:
+        return [group.source.consumer for group in self.groups if group.source.consumer is not None]
 
     @property
     def time_to_stop(self) -> tuple[float, float]:
@@ -427,7 +432,7 @@ class AppRun:
             slowest_handler_s=slowest_s,
             overdue_handlers=tuple(name for group in self.groups for name in group.overdue),
             broker_error=self.consumer_events.broker_error,
-            start_delays=next(filter(None, (group.source.start_delays for group in self.groups)), ""),
+            start_delays=next(filter(None, (one.start_delays for one in self._consumers)), ""),
             is_rebalancing=self.consumer_events.is_rebalancing,
             assignment_fault=self.consumer_events.assignment_fault,
             waiting=sum(group.waiting for group in self.groups),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 from tailrace.app.policies import FailureCounts
@@ -14,11 +14,10 @@ from tailrace.config import resolve
 from tailrace.consumer.delivery.completion import RecordSink
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
-from tailrace.consumer.partition import Partition, UnreadableBatch
+from tailrace.consumer.partition import Partition
 from tailrace.consumer.sink_consumer import MemberView, SinkConsumer
 from tailrace.core.progress import Lease
 from tailrace.observe.hooks import Hook, Observer
-from tailrace.observe.statistics import ConsumerStatistics
 from tailrace.producer.publisher import Publisher
 from tailrace.records import Record, TopicPartition
 
@@ -171,23 +170,9 @@ class Source(Protocol):
     def wall_clock(self) -> float:
         """Return the time in seconds since the epoch, with which the due times of retry topics are compared."""
 
-    async def wait_for_starts(self) -> None:
-        """Wait until records that are written to the assigned partitions from then on are read."""
-
     @property
-    def start_delays(self) -> str:
-        """Sentence about partitions that are not read, because their start offset is unknown; empty without any."""
-
-    def statistics(self, started: Iterable[Record]) -> ConsumerStatistics | None:
-        """Return the statistics of the consumer; None if there is no consumer, or it is not started.
-
-        Args:
-            started: started records that are not finished, for the age of the oldest unfinished record.
-        """
-
-    @property
-    def unreadable_batches(self) -> Mapping[TopicPartition, UnreadableBatch]:
-        """Batches that cannot be read, at which partitions wait."""
+    def consumer(self) -> SinkConsumer | None:
+        """Consumer from which the records come; None without Kafka."""
 
 
 class ConsumerSource:
@@ -227,24 +212,6 @@ class ConsumerSource:
     def wall_clock(self) -> float:
         """Return the time of this machine in seconds since the epoch."""
         return time.time()
-
-    async def wait_for_starts(self) -> None:
-        """Wait until the start offsets of the assigned partitions are known, for ``start_timeout_ms`` at most."""
-        await self.consumer.wait_for_starts()
-
-    @property
-    def start_delays(self) -> str:
-        """Sentence about partitions that are not read, because their start offset is unknown; empty without any."""
-        return self.consumer.start_delays
-
-    def statistics(self, started: Iterable[Record]) -> ConsumerStatistics | None:
-        """Return the statistics of the consumer; None before its start."""
-        return self.consumer.statistics_with(started)
-
-    @property
-    def unreadable_batches(self) -> Mapping[TopicPartition, UnreadableBatch]:
-        """Batches that cannot be read, at which partitions of the consumer wait."""
-        return self.consumer.unreadable_batches
 
     def group_view(self) -> MemberView:
         """Return the view of the consumer as a member of its group; the consumer must be started."""

@@ -16,7 +16,7 @@ from tailrace.app.transactions.exactly_once import TransactionOptions
 from tailrace.app.transactions.partitions import GroupView
 from tailrace.app.transactions.source import TransactionalSource
 from tailrace.consumer.delivery.completion import RecordSink
-from tailrace.consumer.partition import AssignedPartitions, Partition, UnreadableBatch
+from tailrace.consumer.partition import AssignedPartitions, Partition
 from tailrace.core.group_requests import Identity
 from tailrace.core.offset_map import decode_metadata
 from tailrace.core.progress import Lease
@@ -224,21 +224,8 @@ class LogSource:
         """Return the time of the topics in memory, in seconds since the epoch."""
         return self._log.wall_clock()
 
-    async def wait_for_starts(self) -> None:
-        """Do nothing, because all topics are read from their first record on."""
-
-    @property
-    def start_delays(self) -> str:
-        """Empty, because all start offsets are known."""
-        return ""
-
-    def statistics(self, started: Iterable[Record]) -> None:
-        """Return None, because there is no consumer."""
-
-    @property
-    def unreadable_batches(self) -> Mapping[TopicPartition, UnreadableBatch]:
-        """Always empty, because topics in memory have no batches."""
-        return {}
+    consumer = None
+    """None, because there is no broker."""
 
     # ---- transactions ------------------------------------------------------------------------------------------
 

@@ -305,9 +305,10 @@ class GroupRuntime:
     @property
     def unreadable(self) -> list[str]:
         """Descriptions of the partitions that wait at a batch that cannot be read."""
+        batches = {} if self.source.consumer is None else self.source.consumer.unreadable_batches
         return [
             f"{partition} waits at offset {batch.offset}: {batch.reason} - {batch.advice}"
-            for partition, batch in self.source.unreadable_batches.items()
+            for partition, batch in batches.items()
         ]
 
     @property
@@ -327,7 +328,11 @@ class GroupRuntime:
 
     def consumer_statistics(self) -> ConsumerStatistics | None:
         """Return the statistics of the group's consumer; None if a substitute for Kafka is used."""
-        return self.source.statistics([record for one in self._runtimes for record in one.executor.started])
+        if self.source.consumer is None:
+            return None
+        return self.source.consumer.statistics_with(
+            [record for one in self._runtimes for record in one.executor.started]
+        )
 
     @property
     def is_running(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from tailrace.app.failures.dead_letters import due_at
@@ -30,7 +30,8 @@ from tailrace.app.transactions.partitions import (
 )
 from tailrace.app.transactions.window import DeferredRecords, Window, WindowSettings, WindowStep
 from tailrace.awaitables import AutoResetEvent
-from tailrace.consumer.partition import Partition, UnreadableBatch
+from tailrace.consumer.partition import Partition
+from tailrace.consumer.sink_consumer import SinkConsumer
 from tailrace.core.backoff import Backoff
 from tailrace.core.progress import Lease
 from tailrace.errors import (
@@ -44,7 +45,6 @@ from tailrace.errors import (
 )
 from tailrace.observe.events import OffsetsCommitted, TopicRecreated, TransactionAborted, TransactionsStalled
 from tailrace.observe.hooks import Observer
-from tailrace.observe.statistics import ConsumerStatistics
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["InterruptibleWait", "StallWatch", "TransactionDelivery", "TransactionalSource", "rewind"]
@@ -373,23 +373,10 @@ class TransactionalSource:
         delay_ms, now_ms = self._retry_topics[record.topic].delay_ms, int(self._source.wall_clock() * 1000)
         return wait_ms(due_at(record), written_at_ms=record.timestamp, delay_ms=delay_ms, now_ms=now_ms) / 1000
 
-    async def wait_for_starts(self) -> None:
-        """Wait until the start offsets of the assigned partitions are known, for ``start_timeout_ms`` at most."""
-        await self._source.wait_for_starts()
-
     @property
-    def start_delays(self) -> str:
-        """Sentence about partitions that are not read, because their start offset is unknown; empty without any."""
-        return self._source.start_delays
-
-    def statistics(self, started: Iterable[Record]) -> ConsumerStatistics | None:
-        """Return the statistics of the consumer; None if there is no consumer, or it is not started."""
-        return self._source.statistics(started)
-
-    @property
-    def unreadable_batches(self) -> Mapping[TopicPartition, UnreadableBatch]:
-        """Batches that cannot be read, at which partitions wait."""
-        return self._source.unreadable_batches
+    def consumer(self) -> SinkConsumer | None:
+        """Consumer from which the records come; None without Kafka."""
+        return self._source.consumer
 
     # ---- called by the group runtime ---------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from operator import attrgetter
@@ -34,7 +34,7 @@ from tailrace.app.options import Handle, Middleware
 from tailrace.app.sources import HandlerGroup, Source
 from tailrace.app.topics.routes import Routes
 from tailrace.config import resolve
-from tailrace.consumer.partition import Partition, UnreadableBatch
+from tailrace.consumer.partition import Partition
 from tailrace.context_managers import contextmanager
 from tailrace.core.offset_map import OffsetMap
 from tailrace.core.progress import Lease
@@ -127,21 +127,8 @@ class ArrowSource:
         """Return the time of this machine in seconds since the epoch."""
         return time.time()
 
-    async def wait_for_starts(self) -> None:
-        """Do nothing, because Spark chooses the records."""
-
-    @property
-    def start_delays(self) -> str:
-        """Empty, because Spark chooses the records."""
-        return ""
-
-    def statistics(self, started: Iterable[Record]) -> None:
-        """Return None, because there is no consumer."""
-
-    @property
-    def unreadable_batches(self) -> Mapping[TopicPartition, UnreadableBatch]:
-        """Always empty, because Spark reads the batches."""
-        return {}
+    consumer = None
+    """None, because Spark reads the records."""
 
     # ---- interface of the task ---------------------------------------------------------------------------------
 
