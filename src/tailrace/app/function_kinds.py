@@ -77,11 +77,7 @@ def handler_kind(function: object) -> FunctionKind:
 
 
 def check_hook(function: object, name: str) -> None:
-    """Check that a hook is a function without required arguments.
-
-    Args:
-        function: hook.
-        name: name of the decorator, such as ``on_start``, for error messages.
+    """Check that a hook of the decorator ``name`` is a function without required arguments.
 
     Raises:
         ConfigurationError: ``function`` is not callable, requires arguments, or is a generator function.

@@ -85,10 +85,7 @@ class Plan:
 def make_plan(declared: Handlers, group_id: str | None, runtime: AppRuntime) -> Plan:
     """Return the plan of the declared handlers and hooks.
 
-    Args:
-        declared: Handlers and hooks.
-        group_id: Group of handlers that have no ``group_id``; None if each handler must have one.
-        runtime: Settings of the app.
+    ``group_id`` is the group of handlers that have none; None if each handler must have one.
 
     Raises:
         ConfigurationError: A signature is invalid, a handler has no group, options contradict each other, a topic
@@ -192,9 +189,6 @@ class ShutdownTracker:
 
     A step is the call of a stop hook, or the closing of a provider.
 
-    Args:
-        emit: receives an event for each step that did not end in time.
-
     Attributes:
         failure: error about the first step that did not end in time, or that raised CancelledError without being
             canceled; None if there is none.
@@ -234,10 +228,7 @@ class ShutdownTracker:
     async def call(self, hook: Callable[[], object], deadline: float, cleaning_up_s: float) -> None:
         """Call a stop hook in a separate task, so that a hook that swallows its cancellation can be abandoned.
 
-        Args:
-            hook: stop hook.
-            deadline: event loop time at which the hook is canceled.
-            cleaning_up_s: time in seconds for a canceled hook to end before it is abandoned.
+        The hook is canceled at ``deadline``, an event loop time, and abandoned ``cleaning_up_s`` seconds later.
 
         Raises:
             Exception: raised by the hook before the deadline.
@@ -268,8 +259,6 @@ class BoundedStack(AsyncExitStack):
     time limit, the closing is canceled.
 
     Args:
-        shutdown: tracks the closing as a step.
-        name: name of the provider.
         deadline: returns the event loop time by which the provider must be closed.
     """
 

@@ -45,11 +45,7 @@ __all__ = [
 
 
 def check_codec(codec: object, where: str) -> None:
-    """Check that ``codec`` has ``encode``, and ``decoder`` or ``decode``.
-
-    Args:
-        codec: object that should be a ``Codec`` or a ``RecordCodec``.
-        where: beginning of the error message, such as the name of the handler.
+    """Check that ``codec`` has ``encode``, and ``decoder`` or ``decode``; the error message begins with ``where``.
 
     Raises:
         ConfigurationError: ``codec`` is a class, or one of its methods is missing, takes other arguments or is a
@@ -426,12 +422,6 @@ def check_handler_options(options: Mapping[str, object], batch: object) -> None:
 
 def check_retry_topics(retry: Retry, *, order_by: object, has_pattern: bool, where: str = "") -> None:
     """Check that a handler may have the retry topics of ``retry``.
-
-    Args:
-        retry: Retry policy of the handler.
-        order_by: Value of ``order_by``.
-        has_pattern: True if the handler has ``pattern=``.
-        where: Beginning of error messages.
 
     Raises:
         ConfigurationError: The handler has a pattern, so its topics are not known at the start, or retry topics would

@@ -263,9 +263,7 @@ def _matched_topics(plan: Plan, group_id: str, existing: Collection[str]) -> lis
     """Return the existing topics that patterns of the group's handlers match."""
     from tailrace.app.topics.routes import HandlerTopics
 
-    patterns = [
-        HandlerTopics(one, group_id, one.dead_letter) for one in plan.by_group[group_id] if one.pattern is not None
-    ]
+    patterns = [HandlerTopics(one, group_id) for one in plan.by_group[group_id] if one.pattern is not None]
     return [name for name in existing if any(name in one for one in patterns)]
 
 

@@ -66,7 +66,6 @@ class RegistryClient:
     Args:
         urls: addresses of the registry. An address may contain user and password in place of ``auth``.
         auth: credentials, or a function that returns them; the function is called in each method call.
-        tls: options for HTTPS.
         timeout_ms: time limit in milliseconds of a method call, in which all addresses are tried and all referenced
             schemas are requested. Reading a Protobuf schema may take twice this time, because a schema that the
             registry returns as .proto source is requested again in compiled form.

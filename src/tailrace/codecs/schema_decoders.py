@@ -258,8 +258,6 @@ class SubjectReader:
     """Reader of values, or of keys, that refuses schema ids that do not belong to the subject of the topic.
 
     Args:
-        schemas: fetches schemas and decodes values.
-        client: client of the registry.
         subject: returns the subject for a topic and a schema. It returns None, so that the schema id is accepted, if
             the naming strategy requires the name of the schema and the schema has none.
     """
@@ -332,7 +330,6 @@ class ParameterReader:
     """``TopicReader`` for one parameter of a handler, which decodes values in a thread if this may take long.
 
     Args:
-        schemas: fetches schemas and decodes values.
         subjects: checks schema ids; shared by all parameters.
     """
 

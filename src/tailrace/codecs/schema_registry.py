@@ -64,9 +64,6 @@ class SchemaEncoders:
     """Encoders of values in the wire format.
 
     Args:
-        client: client of the registry.
-        form: format of the payloads.
-        options: options of the registry's codec.
         on_schema: called before the first use of a schema; its arguments are the schema, the topic, and True for keys
             or False for values.
     """

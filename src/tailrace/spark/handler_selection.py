@@ -81,9 +81,8 @@ def select_handlers(
         raise ConfigurationError(f"handler {found[0].name!r} has no group - set one, such as App(group_id='billing')")
     topics = tuple(dict.fromkeys(topic for one in found for topic in one.topics))
     read_topics = (*topics, *matched_topics)
-    dead_letter = app.runtime.config.dead_letter
     patterns = tuple(
-        HandlerTopics(one, group, one.dead_letter or dead_letter) for one in found if one.pattern is not None
+        HandlerTopics(one.with_defaults(app.runtime.config), group) for one in found if one.pattern is not None
     )
     selected = [
         (index, one)

@@ -123,13 +123,8 @@ def create_value_reader(
 ) -> ValueReader:
     """Return a reader of values for a parameter.
 
-    Args:
-        annotation: Type of the parameter.
-        codec: Codec that decodes the values.
-        where: Name of the handler in errors.
-        name: Name of the parameter in errors.
-        checks_topic: False to ignore the topics of records and to create no ``prefetch_reader``, even for a codec that
-            fetches.
+    With ``checks_topic=False``, the reader ignores the topics of records and has no ``prefetch_reader``, even for a
+    codec that fetches.
 
     Raises:
         ConfigurationError: The codec does not support the type.
@@ -176,10 +171,7 @@ def create_key_or_header_reader(
 
     The function raises DecodeError if the key or header cannot be decoded, or is missing and required.
 
-    Args:
-        parameter: Parameter whose source is the key or a header.
-        where: Name of the function in errors.
-        reader: Reader whose decoder is used; None to use ``text_decoder``.
+    ``text_decoder`` decodes unless a ``reader`` is given.
 
     Raises:
         ConfigurationError: The type is not supported.

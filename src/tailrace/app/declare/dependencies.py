@@ -66,9 +66,6 @@ class DependencyPlan:
     """Dependencies that a handler needs, directly and indirectly, in the order in which they are opened.
 
     Args:
-        where: Name of the handler in errors.
-        overrides: Replacements of providers.
-        is_batch: True for a handler of batches.
         codec: Codec that decodes keys if its ``keys`` is True; otherwise ``text_decoder`` decodes them.
 
     Attributes:
@@ -94,11 +91,6 @@ class DependencyPlan:
 
     def reader(self, parameter: Parameter, where: str, scope: Scope = "record") -> Reader:
         """Plan the dependencies that a parameter needs, and return the reader of the parameter.
-
-        Args:
-            parameter: Parameter of a handler or provider.
-            where: Name of the function in errors.
-            scope: Scope in which the function is called.
 
         Raises:
             ConfigurationError: The parameter needs something that the scope does not have, or its provider is invalid.

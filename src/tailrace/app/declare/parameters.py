@@ -137,11 +137,7 @@ def read_signature(function: Callable[..., object], where: str, *, is_provider: 
 
     Parameters that a ``functools.partial`` binds, and trailing parameters that keep their defaults, are left out.
 
-    Args:
-        function: Function, method, partial, class or callable object.
-        where: Name of the function in errors.
-        is_provider: True for a provider. A provider cannot take the record's value, and may have ``*args`` and
-            ``**kwargs``, which stay empty.
+    A provider cannot take the record's value, and may have ``*args`` and ``**kwargs``, which stay empty.
 
     Raises:
         ConfigurationError: A parameter has no source for its argument.

@@ -246,11 +246,8 @@ def prepare(
 ) -> PreparedHandler:
     """Read the signature of a handler.
 
-    Args:
-        function: function, method, partial or callable object, async or not.
-        codec: decodes the values, and the keys if its ``keys`` is True.
-        overrides: replacements of providers that ``Depends`` names.
-        is_batch: True if the handler receives a batch, as a list or table.
+    The codec decodes the values, and the keys if its ``keys`` is True. With ``is_batch``, the handler receives a batch,
+    as a list or table.
 
     Raises:
         ConfigurationError: a parameter has no source for its argument, or has an unsupported type.

@@ -68,13 +68,9 @@ class EndpointServer:
     """HTTP server that runs within ``async with``.
 
     Args:
-        endpoints: answers the requests for health and lag.
         port: TCP port; 0 for any free port.
         host: address to listen on; empty for all addresses.
         routes: answers to requests for further paths, by path.
-
-    Attributes:
-        port: port on which the server listens.
     """
 
     def __init__(

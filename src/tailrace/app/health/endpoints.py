@@ -86,7 +86,6 @@ class HealthEndpoints:
     """Answers requests for health and lag, independent of the HTTP server.
 
     Args:
-        get_health: returns the current health.
         get_lag: returns the current lag; None to omit ``/lag``.
     """
 

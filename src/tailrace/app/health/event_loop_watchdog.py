@@ -46,7 +46,6 @@ class Watchdog:
     always reported.
 
     Args:
-        loop: event loop to watch.
         limit_s: maximum time in seconds for which the loop may be blocked.
         running_handler: returns the name of the running handler, or None; called in the watchdog's thread.
         on_event: called once while the loop is blocked, and again when it runs again; called in the watchdog's thread.

@@ -41,11 +41,6 @@ _RETAINED_BY_DEFAULT = {"cleanup.policy": "delete"}
 async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: Observer) -> frozenset[str]:
     """Create the missing retry, dead-letter and replay topics of a group, and report missing topics of ``publish=``.
 
-    Args:
-        config: options of the consumer.
-        routes: routes of the group.
-        observer: receives an event for each created or missing topic.
-
     Returns:
         Origins that exist, for which ``create_topics_of`` need not be called.
 
@@ -154,13 +149,6 @@ async def _create(
     """Create a topic with as many partitions and replicas as its largest origin; return the brokers' error or None.
 
     If another member has created the topic in the meantime, return None.
-
-    Args:
-        cluster: cluster in which to create the topic.
-        name: name of the topic.
-        existing: existing origins of the topic.
-        config: configuration of the topic.
-        observer: receives an event if the topic is created.
     """
     partitions, replicas = _partitions(existing), max(len(one.partitions[0].replicas) for one in existing)
     try:
@@ -193,8 +181,6 @@ class LaterTopics:
 
     Args:
         config: options of the consumer; its ``post_rebalance_callback`` is called after the creation.
-        routes: routes of the group.
-        observer: receives an event for each created or missing topic.
     """
 
     def __init__(self, config: ConsumerConfig, routes: Routes, observer: Observer) -> None:

@@ -28,11 +28,7 @@ def delay_name(delay_ms: int) -> str:
 def wait_ms(due_at_ms: int | None, *, written_at_ms: int, delay_ms: int, now_ms: int) -> int:
     """Return how many milliseconds a record of a retry topic has to wait from now on, at most ``delay_ms``.
 
-    Args:
-        due_at_ms: due time in the record's header; None if the header is missing or invalid.
-        written_at_ms: timestamp of the record.
-        delay_ms: delay of the topic.
-        now_ms: current time of this host.
+    ``due_at_ms`` is the due time in the record's header; None if the header is missing or invalid.
     """
     due = written_at_ms + delay_ms if due_at_ms is None else due_at_ms
     return min(max(due - now_ms, 0), delay_ms)

@@ -31,11 +31,7 @@ def topic_name(template: str = DEAD, *, topic: str, group: str, delay: str | Non
     If the group id has characters that are illegal in a topic name, they are replaced by dashes, and the first eight
     hexadecimal digits of the group id's SHA-256 are appended, so that ``a/b`` and ``a b`` yield different names.
 
-    Args:
-        template: template with any of the fields ``{topic}``, ``{group}`` and ``{delay}``.
-        topic: topic that the group reads.
-        group: group id.
-        delay: delay of a retry topic, such as ``30s``; None if the template does not contain ``{delay}``.
+    The template may have the fields ``{topic}``, ``{group}`` and, for a retry topic, ``{delay}``, such as ``30s``.
 
     Raises:
         ConfigurationError: the template is malformed, or the name is illegal or equals ``topic``.
@@ -58,7 +54,6 @@ class NameForm:
     """Parser of names that were built from a template.
 
     Args:
-        template: template as for ``topic_name``.
         group: group id; None to parse names with any group id.
 
     Raises:

@@ -23,12 +23,7 @@ __all__ = ["HandlerTopics", "Routes"]
 class Routes:
     """Topics of one group; ``topic in self`` is True for the group's own topics.
 
-    Args:
-        group_id: id of the group.
-        handlers: handlers of the group, with the defaults of their app.
-
     Attributes:
-        group_id: id of the group.
         handlers: handlers of the group; ``receivers`` returns indices of this list.
         retries: retry topics of the group, by name.
 
@@ -40,7 +35,7 @@ class Routes:
     def __init__(self, group_id: str, handlers: Iterable[Handler]) -> None:
         self.group_id, self.handlers = group_id, list(handlers)
         self.retries: Mapping[str, RetryTopic] = retry_topics_of(self.handlers, group_id)
-        self._handler_topics = [HandlerTopics(one, group_id, one.dead_letter) for one in self.handlers]
+        self._handler_topics = [HandlerTopics(one, group_id) for one in self.handlers]
         self._replay_form = NameForm(REPLAY, group=group_id)
         replays = {topic_name(REPLAY, topic=topic, group=group_id): topic for topic in self.topics}
         self._origins = {**replays, **{name: one.origin for name, one in self.retries.items()}}
@@ -72,7 +67,7 @@ class Routes:
 
         The names of its dead-letter topics depend on the topics that exist.
         """
-        return any(one.dead_letter is not None and one.handler.pattern is not None for one in self._handler_topics)
+        return any(one.dead_letter is not None and one.pattern is not None for one in self.handlers)
 
     @property
     def publish_topics(self) -> Mapping[str, str]:
@@ -90,16 +85,16 @@ class Routes:
         """
         dead: dict[str, set[str]] = {}
         replays: dict[str, set[str]] = {}
-        for handler_topics in self._handler_topics:
-            if handler_topics.dead_letter is None:
+        for handler, handler_topics in zip(self.handlers, self._handler_topics, strict=True):
+            if handler.dead_letter is None:
                 continue
-            for topic in handler_topics.handler.topics or [one for one in existing if one in handler_topics]:
+            for topic in handler.topics or [one for one in existing if one in handler_topics]:
                 # The name of a topic that a pattern selects may be too long for a suffix. The error is raised only when
                 # a dead letter of that topic is sent.
                 with contextlib.ExitStack() as stack:
-                    if not handler_topics.handler.topics:
+                    if not handler.topics:
                         stack.enter_context(contextlib.suppress(ConfigurationError))
-                    name = topic_name(handler_topics.dead_letter, topic=topic, group=self.group_id)
+                    name = topic_name(handler.dead_letter, topic=topic, group=self.group_id)
                     replay = topic_name(REPLAY, topic=topic, group=self.group_id)
                     dead.setdefault(name, set()).add(topic)
                     replays.setdefault(replay, set()).add(topic)
@@ -142,17 +137,11 @@ class Routes:
 
 
 class HandlerTopics:
-    """Topics that one handler receives; ``topic in self`` is True for each of them.
+    """Topics that one handler receives; ``topic in self`` is True for each of them."""
 
-    Args:
-        handler: handler that reads topics by name or by pattern.
-        group_id: group of the handler.
-        dead_letter: template for the names of the handler's dead-letter topics, or None.
-    """
-
-    def __init__(self, handler: Handler, group_id: str, dead_letter: str | None) -> None:
-        self.handler, self.dead_letter = handler, dead_letter or None
-        templates = {REPLAY, RETRY, DEAD, *(() if dead_letter is None else (dead_letter,))}
+    def __init__(self, handler: Handler, group_id: str) -> None:
+        self.handler = handler
+        templates = {REPLAY, RETRY, DEAD} | ({handler.dead_letter} if handler.dead_letter else set())
         self._own_topic_forms = [form for one in templates for form in (NameForm(one), NameForm(one, group=group_id))]
 
     def __contains__(self, topic: str) -> bool:
