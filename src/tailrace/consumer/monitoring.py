@@ -127,25 +127,23 @@ class ConsumerMetrics:
     def snapshot(self, positions: AssignedPartitions) -> dict[MetricName, float]:
         """Return the current value of each metric."""
         now = self._clock()
-        group = dict(self._group_metrics(now))
-        found = {MetricName(f"{self._prefix}-{_GROUP}", name, self._group_tags): value for name, value in group.items()}
-        found[MetricName(f"{self._prefix}-{_GROUP}", "assigned-partitions", self._group_tags)] = float(len(positions))
-        for name, value in self._fetch_metrics(now):
-            found[MetricName(f"{self._prefix}-{_FETCH}", name, self._client_tags)] = value
-        lags = {one.topic_partition: lag for one in positions if (lag := _lag(one)) is not None}
-        for partition, lag in lags.items():
-            tags = (*self._client_tags, ("topic", partition.topic), ("partition", str(partition.partition)))
-            found[MetricName(f"{self._prefix}-{_FETCH}", "records-lag", tags)] = float(lag)
+        group, fetch = f"{self._prefix}-{_GROUP}", f"{self._prefix}-{_FETCH}"
+        found = {MetricName(group, name, self._group_tags): value for name, value in self._group_metrics(now)}
+        found[MetricName(group, "assigned-partitions", self._group_tags)] = float(len(positions))
+        found |= {MetricName(fetch, name, self._client_tags): value for name, value in self._fetch_metrics(now)}
+        lags: list[float] = []
         for position in positions:
-            if position.next_offset is not None and position.log_start is not None:
-                topic, number = position.topic_partition
-                tags = (*self._client_tags, ("topic", topic), ("partition", str(number)))
-                lead = float(max(0, position.next_offset - position.log_start))
-                found[MetricName(f"{self._prefix}-{_FETCH}", "records-lead", tags)] = lead
+            topic, number = position.topic_partition
+            tags = (*self._client_tags, ("topic", topic), ("partition", str(number)))
+            if (at := position.next_offset) is None:
+                continue
+            if position.last_stable_offset is not None:
+                lags.append(float(max(0, position.last_stable_offset - at)))
+                found[MetricName(fetch, "records-lag", tags)] = lags[-1]
+            if position.log_start is not None:
+                found[MetricName(fetch, "records-lead", tags)] = float(max(0, at - position.log_start))
         if lags:
-            found[MetricName(f"{self._prefix}-{_FETCH}", "records-lag-max", self._client_tags)] = float(
-                max(lags.values())
-            )
+            found[MetricName(fetch, "records-lag-max", self._client_tags)] = max(lags)
         return found
 
     def _group_metrics(self, now: float) -> Iterator[tuple[str, float]]:
@@ -183,12 +181,6 @@ class ConsumerMetrics:
         yield "records-consumed-rate", self._records.sum_rate(now)
         yield "records-consumed-total", self._records.sum
         yield "records-per-request-avg", self._records.mean(now)
-
-
-def _lag(position: Partition) -> int | None:
-    if position.next_offset is None or position.last_stable_offset is None:
-        return None
-    return max(0, position.last_stable_offset - position.next_offset)
 
 
 # ---- offsets, lag and age of the oldest unfinished record of each assigned partition ---------------------------------

@@ -25,7 +25,6 @@ from tailrace.consumer.monitoring import (
     decoder_in_use,
     partition_statistics,
 )
-from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.offsets.queries import OffsetQueries
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.partition_spec import StartPolicy
@@ -59,6 +58,7 @@ class ConsumerRuntime:
         parts: options, cluster and positions, which all parts share.
         reader: delivers records.
         subscription: subscription or manual assignment.
+        committer: commits the group's offsets; None without a group.
         failure: error that has ended the consumer; None without an error.
     """
 
@@ -90,6 +90,7 @@ class ConsumerRuntime:
         self.offset_queries = OffsetQueries(parts)
         self.seek = Seek(parts, self._offset_resetter)
         self.subscription = Subscription(parts, self._offset_resetter, consumer, topics, self.fail)
+        self.committer = self.subscription.committer
 
     @property
     def config(self) -> ConsumerConfig:
@@ -100,11 +101,6 @@ class ConsumerRuntime:
     def membership(self) -> ConsumerMembership | None:
         """Current membership of the group; None if there is none."""
         return self.subscription.membership
-
-    @property
-    def committer(self) -> Committer | None:
-        """Committer of the group's offsets; None without a group."""
-        return self.subscription.committer
 
     def _metadata_changed(self) -> None:
         self.subscription.metadata_changed()
