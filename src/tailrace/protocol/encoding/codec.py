@@ -13,10 +13,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from importlib import import_module
 from itertools import groupby
 from operator import attrgetter
 from types import NoneType, UnionType
-from typing import Annotated, Any, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NoReturn, Union, get_args, get_origin
 from uuid import UUID
 
 from msgspec import NODEFAULT
@@ -151,43 +152,58 @@ def layout(message: type, version: int) -> Structure:
                 unsupported.append(UnsupportedField(wire.name or attribute, attribute, default, wire.since))
             continue
         slots.append(_slot(attribute, wire, hint, default, version))
-        if wire.inside is not None and version >= wire.inside.since:
-            arrays[attribute] = wire.inside
         if wire.after is not None and version >= wire.after[0]:
             moves.append((attribute, wire.after[1]))
+        if wire.inside is not None and version >= wire.inside.since:
+            arrays[attribute] = wire.inside
     for attribute, other in moves:
-        moved = slots.pop(_index_of(slots, attribute))
-        slots.insert(_index_of(slots, other) + 1, moved)
-    fields = tuple(_with_one_element_arrays(slots, arrays, message, version))
-    return Structure(message, version, fields, tuple(unsupported))
+        moved = slots.pop([one.attribute for one in slots].index(attribute))
+        slots.insert([one.attribute for one in slots].index(other) + 1, moved)
+    for array in dict.fromkeys(arrays.values()):
+        # The array is at the place of its first field.
+        inside = tuple(slot for slot in slots if arrays.get(slot.attribute) == array)
+        element = Structure(message, version, inside, bare=array.bare)
+        slots[slots.index(inside[0])] = Slot(array.name, "", OneElementArray(element))
+        slots = [slot for slot in slots if arrays.get(slot.attribute) != array]
+    return Structure(message, version, tuple(slots), tuple(unsupported))
 
 
 @cache
 def _declared_fields(message: type) -> tuple[tuple[str, Wire, Any, Any], ...]:
-    hints = get_type_hints(message, include_extras=True)
+    """Return attribute, wire format, type and default of each field."""
     declared: dict[str, DeclaredField] = message.declared  # type: ignore[attr-defined]
-    return tuple((name, one.wire, hints[name], one.default) for name, one in declared.items())
+    types = {
+        attribute: _evaluated(note, one.__module__)
+        for one in reversed(message.__mro__)
+        for attribute, note in vars(one).get("__annotations__", {}).items()
+        if attribute in declared
+    }
+    return tuple((attribute, one.wire, types[attribute], one.default) for attribute, one in declared.items())
+
+
+@cache
+def _evaluated(annotation: str, module: str) -> Any:
+    # typing.get_type_hints compiles the same few annotations again and again, which takes longer than the rest.
+    return eval(annotation, vars(import_module(module)))  # noqa: S307 - from the source of a message class
 
 
 def _slot(attribute: str, wire: Wire, hint: Any, default: Any, version: int) -> Slot:
-    hint, optional = _without_none(hint)
+    is_optional = get_origin(hint) in {Union, UnionType}
+    if is_optional:
+        (hint,) = (one for one in get_args(hint) if one is not NoneType)
     name = wire.name or attribute
     shape = _shape(hint, version if wire.entry_version is None else wire.entry_version)
     match shape:
         case Array(Structure() as entry) if wire.partitions:
-            shape = _nested_by_topic(entry, wire)
+            per_topic = {one for one, inner, _, _ in _declared_fields(entry.message) if inner.per_topic}
+            keys = tuple(slot for slot in entry.slots if slot.attribute in per_topic)
+            own = tuple(slot for slot in entry.slots if slot.attribute not in per_topic)
+            shape = ByTopic(keys, wire.partitions, replace(entry, slots=own, bare=wire.bare_until is not None))
         case Array(Structure() as item) if wire.bare_until is not None and version <= wire.bare_until[1]:
             shape, name = Array(replace(item, bare=True)), wire.bare_until[0]
     if wire.only_field:
         shape = OneFieldStructure(Slot(wire.only_field, attribute, shape))
-    return Slot(name, attribute, shape, optional and version >= wire.nullable_from, wire.tag, default)
-
-
-def _nested_by_topic(entry: Structure, wire: Wire) -> ByTopic:
-    per_topic = {attribute for attribute, inner, _, _ in _declared_fields(entry.message) if inner.per_topic}
-    keys = tuple(slot for slot in entry.slots if slot.attribute in per_topic)
-    own = tuple(slot for slot in entry.slots if slot.attribute not in per_topic)
-    return ByTopic(keys, wire.partitions, replace(entry, slots=own, bare=wire.bare_until is not None))
+    return Slot(name, attribute, shape, is_optional and version >= wire.nullable_from, wire.tag, default)
 
 
 def _shape(hint: Any, version: int) -> Shape:
@@ -196,40 +212,6 @@ def _shape(hint: Any, version: int) -> Shape:
     if get_origin(hint) is tuple:
         return Array(_shape(get_args(hint)[0], version))
     return _PRIMITIVES[hint] if hint in _PRIMITIVES else layout(hint, version)
-
-
-def _without_none(hint: Any) -> tuple[Any, bool]:
-    """Return the type without None, and True if ``hint`` allows None."""
-    if get_origin(hint) not in (Union, UnionType):
-        return hint, False
-    (other,) = (one for one in get_args(hint) if one is not NoneType)
-    return other, True
-
-
-def _index_of(slots: list[Slot], attribute: str) -> int:
-    return next(index for index, slot in enumerate(slots) if slot.attribute == attribute)
-
-
-def _with_one_element_arrays(
-    slots: list[Slot], arrays: dict[str, OneElement], message: type, version: int
-) -> Iterator[Slot]:
-    """Yield the fields; fields inside an array of one element are replaced by the array, at the place of the first.
-
-    Args:
-        slots: fields in wire order.
-        arrays: array of each field that is inside an array of one element, by attribute.
-        message: message class.
-        version: version of the message.
-    """
-    seen: set[OneElement] = set()
-    for slot in slots:
-        array = arrays.get(slot.attribute)
-        if array is None:
-            yield slot
-        elif array not in seen:
-            seen.add(array)
-            fields = tuple(one for one in slots if arrays.get(one.attribute) == array)
-            yield Slot(array.name, "", OneElementArray(Structure(message, version, fields, bare=array.bare)))
 
 
 # ---- generation ------------------------------------------------------------------------------------------------------
