@@ -140,16 +140,17 @@ class RecordBatch:
         is_control: True if the batch contains a transaction marker instead of records.
         producer_id: id of the producer if the batch belongs to a transaction; None otherwise.
         timestamp_type: origin of the records' timestamps; None in format 0.
+        legacy: content of a batch of format 0 or 1; None in format 2.
     """
 
     __slots__ = (
         "_is_abort_marker",
-        "_legacy",
         "_view",
         "base_offset",
         "is_compressed",
         "is_control",
         "leader_epoch",
+        "legacy",
         "next_offset",
         "plain",
         "plain_bytes",
@@ -163,11 +164,11 @@ class RecordBatch:
         self._is_abort_marker: bool | None = None
         self.base_offset, self.size, self.plain_bytes = base_offset, len(view), 0
         self.plain: memoryview | bytes | bytearray | None = None
-        self._legacy = LegacyBatch(view) if magic < 2 else None
-        if self._legacy is not None:
-            self.is_compressed = self._legacy.codec != 0
-            self.timestamp_type = _TIMESTAMP_TYPES[self._legacy.timestamp_type]
-            self.next_offset, self.leader_epoch = self._legacy.next_offset, -1
+        self.legacy = LegacyBatch(view) if magic < 2 else None
+        if self.legacy is not None:
+            self.is_compressed = self.legacy.codec != 0
+            self.timestamp_type = _TIMESTAMP_TYPES[self.legacy.timestamp_type]
+            self.next_offset, self.leader_epoch = self.legacy.next_offset, -1
             self.is_control, self.producer_id = False, None
             return
         attributes, last_delta, producer_id = _HEADER.unpack_from(view, _HEADER_AT)
@@ -188,15 +189,15 @@ class RecordBatch:
 
         In formats 0 and 1, the header of a batch does not contain it.
         """
-        if self._legacy is not None:
+        if self.legacy is not None:
             return None
         at = _MAX_TIMESTAMP_AT if self.timestamp_type == "LogAppendTime" else _FIRST_TIMESTAMP_AT
         return int(_TIMESTAMP.unpack_from(self._view, at)[0])
 
     def checksum_holds(self) -> bool:
         """Return True if the checksum matches the bytes as received; check this before they are decompressed."""
-        if self._legacy is not None:
-            return self._legacy.checksum_holds()
+        if self.legacy is not None:
+            return self.legacy.checksum_holds()
         return bool(_CHECKSUM.unpack_from(self._view, _CHECKSUM_AT)[0] == crc32c(self._view[_CHECKED_FROM:]))
 
     def decompress(self, limit: int) -> bool:
@@ -210,8 +211,8 @@ class RecordBatch:
         if not self.is_compressed:
             return True
         try:
-            if self._legacy is not None:
-                size = self._legacy.decompress(limit)
+            if self.legacy is not None:
+                size = self.legacy.decompress(limit)
                 self.plain_bytes, self.is_compressed = size or 0, size is None
                 return size is not None
             # The result looks like a batch that was written without compression: the header, with 0 as the number of
@@ -231,8 +232,8 @@ class RecordBatch:
         """Discard the result of ``decompress``; the records can be decompressed again."""
         if not self.plain_bytes:
             return
-        if self._legacy is not None:
-            self._legacy = LegacyBatch(self._view)
+        if self.legacy is not None:
+            self.legacy = LegacyBatch(self._view)
         self.plain, self.plain_bytes, self.is_compressed = None, 0, True
 
     def is_abort_marker(self) -> bool:
@@ -321,7 +322,7 @@ class RecordDecoder:
         batch, topic, partition, position = self._batch, self._topic, self._partition, self._position
         if batch.is_compressed and not batch.decompress(_DEFAULT_LIMIT):
             raise MalformedMessageError(f"the record batch decompresses to more than {_DEFAULT_LIMIT} bytes")
-        legacy = batch._legacy  # noqa: SLF001 - same module
+        legacy = batch.legacy
         if _BatchDecoder is not None and batch.plain is not None:
             self._compiled = _BatchDecoder(batch.plain, topic, partition, position, Record)
             return self._compiled.take

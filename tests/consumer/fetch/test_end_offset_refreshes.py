@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace.consumer.fetch.fetcher import positions_without_fetch
-from tailrace.consumer.fetch.plan import FetchLimits, FetchSources, make_plan
+from tailrace.consumer.fetch.plan import FetchConnection, FetchLimits, FetchSources, make_plan
 from tailrace.consumer.partition import AssignedPartitions, BufferSpace
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.protocol.metadata import BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
@@ -22,7 +22,7 @@ def test_paused_partitions_are_chosen_and_those_in_a_fetch_are_not():
     topic = TopicMetadata(0, "t", partitions=tuple(PartitionMetadata(0, n, 1, 5, (1,), (1,), ()) for n in range(3)))
     topology = ClusterMetadata().updated(MetadataResponse((BrokerMetadata(1, "host", 9092),), (topic,)))
     sources = FetchSources(positions).at(topology)
-    plan = make_plan(1, sources, BufferSpace(10_000), FetchLimits(10_000, 100, 0.5), 0.0)
+    plan = make_plan(FetchConnection(1), sources, BufferSpace(10_000), FetchLimits(10_000, 100, 0.5), 0.0)
 
     assert [one.topic_partition for one in positions_without_fetch(positions, [plan])] == [PAUSED]
     assert [one.topic_partition for one in positions_without_fetch(positions, [])] == [PAUSED, READ]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tailrace.consumer.fetch.plan import (
     FETCH_REACTIONS,
     AddedWait,
+    FetchConnection,
     FetchErrorAction,
-    FetcherSlot,
     FetchLimits,
     FetchSources,
     FetchWait,
@@ -71,7 +71,7 @@ def ready(*partitions: TopicPartition, max_bytes: int = 10_000, reserved: int = 
 
 def plan(positions, *, node_id=1, leaders=(1, 1, 1), limits=LIMITS):
     sources = FetchSources(positions).at(topology(*leaders))
-    return make_plan(node_id, sources, positions.space, limits, NOW)
+    return make_plan(FetchConnection(node_id), sources, positions.space, limits, NOW)
 
 
 def source_of(positions, metadata, now):
@@ -261,7 +261,7 @@ def test_each_partition_uses_one_connection(of, topic, number):
     """Each partition is fetched over exactly one connection, the one that ``slot_of`` returns."""
     partition = TopicPartition(topic, number)
 
-    assert [n for n in range(of) if FetcherSlot(n, of).has(partition)] == [slot_of(partition, of)]
+    assert [n for n in range(of) if FetchConnection(1, n, of).has(partition)] == [slot_of(partition, of)]
 
 
 def test_partition_without_a_leader_has_no_source():

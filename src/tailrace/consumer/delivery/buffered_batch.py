@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 import msgspec
 
 from tailrace.batches.record_batch import RecordDecoder
-from tailrace.config import ConsumerConfig
 from tailrace.consumer.partition import Partition
+from tailrace.consumer.parts import ConsumerParts
 from tailrace.errors import CorruptRecordError, DecodeError, MalformedMessageError, TailraceError
 from tailrace.observe.events import RecordUnreadable
-from tailrace.observe.hooks import Observer
 from tailrace.records import Record
 from tailrace.user_exceptions import error_text
 
@@ -27,28 +26,30 @@ if TYPE_CHECKING:
     from tailrace.batches.columns import ColumnBuilder
     from tailrace.batches.record_batch import RecordBatch
 
-__all__ = ["BufferedBatch", "Deserializers", "make_deserializers"]
+__all__ = ["BufferedBatch", "Decoding"]
 
-# ---- deserialization of keys and values (``key_deserializer``, ``value_deserializer``) -------------------------------
-
-Deserializer = Callable[[bytes], Any]
+# ---- options of decoding: the limit of decompression, and ``key_deserializer`` and ``value_deserializer`` ------------
 
 
-def make_deserializers(config: ConsumerConfig, observer: Observer) -> Deserializers | None:
-    """Return the configured deserializers; None if keys and values stay bytes."""
-    if config.key_deserializer is None and config.value_deserializer is None:
-        return None
-    return Deserializers(config, observer)
+class Decoding:
+    """Options with which the batches of one consumer are decoded.
 
+    Attributes:
+        has_deserializers: True if the user's functions are applied to keys or values.
+    """
 
-class Deserializers:
-    """Applies the user's deserializers to records."""
-
-    def __init__(self, config: ConsumerConfig, observer: Observer) -> None:
+    def __init__(self, parts: ConsumerParts) -> None:
+        self._parts, config = parts, parts.config
         self._key, self._value = config.key_deserializer, config.value_deserializer
-        self._is_skipping, self._observer = config.on_deserialize_error == "skip", observer
+        self.has_deserializers = self._key is not None or self._value is not None
+        self._is_skipping, self._observer = config.on_deserialize_error == "skip", parts.observer
 
-    def apply(self, records: Sequence[Record]) -> tuple[list[Record], DecodeError | None]:
+    @property
+    def max_bytes(self) -> int:
+        """Maximum size of a decompressed batch (``max_decompressed_batch_bytes``)."""
+        return self._parts.config.max_decompressed_batch_bytes
+
+    def deserialize(self, records: Sequence[Record]) -> tuple[list[Record], DecodeError | None]:
         """Return the deserialized records before the first failure, and the error of that failure; None without one.
 
         With ``on_deserialize_error="skip"``, leave out records that cannot be deserialized instead.
@@ -56,7 +57,7 @@ class Deserializers:
         deserialized = []
         for record in records:
             try:
-                deserialized.append(self._deserialize(record))
+                deserialized.append(self._deserialized(record))
             except Exception as error:  # noqa: BLE001 - the user's function may raise anything
                 failure = DecodeError(
                     f"{record.topic_partition} at offset {record.offset}: {error_text(error)}"
@@ -68,7 +69,7 @@ class Deserializers:
                 self._observer.emit(RecordUnreadable(record.topic_partition, record.offset, str(failure), failure))
         return deserialized, None
 
-    def _deserialize(self, record: Record) -> Record:
+    def _deserialized(self, record: Record) -> Record:
         key: Any = record.key
         value: Any = record.value
         if self._key is not None and key is not None:
@@ -112,10 +113,9 @@ class BufferedBatch:
         "_batch",
         "_decoded_to",
         "_decoder",
-        "_deserializers",
+        "_decoding",
         "_error",
         "_following",
-        "_limit",
         "_returned",
         "is_blocked",
         "is_decompressing",
@@ -124,16 +124,14 @@ class BufferedBatch:
         "size",
     )
 
-    def __init__(  # noqa: PLR0913 - a batch, skipped offsets and an error have different arguments
+    def __init__(
         self,
         next_offset: int,
         *,
         batch: RecordBatch | None = None,
-        returned: Sequence[Record] = (),
         error: TailraceError | None = None,
         leader_epoch: int = -1,
-        deserializers: Deserializers | None = None,
-        max_decompressed_bytes: int = 0,
+        decoding: Decoding | None = None,
     ) -> None:
         self.next_offset = next_offset
         self.size = 0 if batch is None else batch.size
@@ -144,12 +142,11 @@ class BufferedBatch:
         """Small batches after ``_batch``."""
         self._decoder: RecordDecoder | None = None
         self._decoded_to = 0
-        self._returned = list(returned)
+        self._returned: list[Record] = []
         self._error = error
-        self._deserializers = deserializers
+        self._decoding = decoding
         self.is_blocked = False
         self.is_decompressing = False
-        self._limit = max_decompressed_bytes
 
     def prepare(self, position: Partition, on_prepared: Callable[[], None]) -> bool:
         """Decompress the batch and return True, or let a thread decompress a large batch and return False.
@@ -160,11 +157,12 @@ class BufferedBatch:
         batch = self._batch
         if batch is None or not self.is_compressed:
             return True
+        limit = self._max_bytes
         if batch.size <= _INLINE_PACKED_BYTES:
             # The decompressed size is not known before the attempt. If it exceeds the limit, a thread decompresses the
             # batch.
-            outcome = _decompress_within(batch, min(self._limit, _INLINE_BYTES))
-            if outcome or self._limit <= _INLINE_BYTES:
+            outcome = _decompress_within(batch, min(limit, _INLINE_BYTES))
+            if outcome or limit <= _INLINE_BYTES:
                 self._check_outcome(position, outcome)
                 return True
         self.is_decompressing = True
@@ -175,7 +173,7 @@ class BufferedBatch:
                 self._check_outcome(position, future.result())
             on_prepared()
 
-        work = asyncio.get_running_loop().run_in_executor(_THREADS, _decompress_within, batch, self._limit)
+        work = asyncio.get_running_loop().run_in_executor(_THREADS, _decompress_within, batch, limit)
         work.add_done_callback(finish)
         return False
 
@@ -205,6 +203,10 @@ class BufferedBatch:
             self._batch.pack()
             self._decoder = None
 
+    @property
+    def _max_bytes(self) -> int:
+        return 0 if self._decoding is None else self._decoding.max_bytes
+
     def _check_outcome(self, position: Partition, outcome: _Outcome) -> None:
         assert self._batch is not None
         if isinstance(outcome, MalformedMessageError):
@@ -213,7 +215,7 @@ class BufferedBatch:
             self._fail(
                 position,
                 f"the batch of {self._batch.size} bytes decompresses to more than"
-                f" max_decompressed_batch_bytes={self._limit}",
+                f" max_decompressed_batch_bytes={self._max_bytes}",
                 "raise this limit if you trust the producer",
             )
 
@@ -325,22 +327,22 @@ class BufferedBatch:
             records: Sequence[Record]
             if columns is not None:
                 records = self._decoder.take_into(columns, count)
-            elif self._deserializers is None:
+            elif self._decoding is None or not self._decoding.has_deserializers:
                 records = self._decoder.take(count)
             else:
-                records = self._deserialized(self._deserializers, self._decoder, count)
+                records = self._deserialized(self._decoding, self._decoder, count)
         except MalformedMessageError as error:
             raise self._fail(position, str(error)) from error
         if records:
             self._decoded_to = records[-1].offset + 1
         return records
 
-    def _deserialized(self, deserializers: Deserializers, decoder: RecordDecoder, count: int) -> list[Record]:
+    def _deserialized(self, decoding: Decoding, decoder: RecordDecoder, count: int) -> list[Record]:
         deserialized: list[Record] = []
         while len(deserialized) < count:
             wanted = count - len(deserialized)
             taken = decoder.take(wanted)
-            read, error = deserializers.apply(taken)
+            read, error = decoding.deserialize(taken)
             deserialized += read
             if error is not None:
                 self._error, self.is_blocked = error, True

@@ -788,4 +788,6 @@ class Reader:
         if found.buffered is not None:
             found.buffered.give_back(rest)
         else:
-            found.position.put_back(BufferedBatch(found.end, returned=rest, leader_epoch=found.leader_epoch))
+            batch = BufferedBatch(found.end, leader_epoch=found.leader_epoch)
+            batch.give_back(rest)
+            found.position.put_back(batch)

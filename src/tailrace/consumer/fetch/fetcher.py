@@ -17,7 +17,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 import anyio
@@ -26,13 +26,13 @@ from anyio.abc import TaskGroup
 from tailrace.awaitables import AutoResetEvent
 from tailrace.batches.record_batch import batches_of
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.delivery.buffered_batch import BufferedBatch, make_deserializers
+from tailrace.consumer.delivery.buffered_batch import BufferedBatch, Decoding
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.fetch.plan import (
     FETCH_REACTIONS,
     AddedWait,
+    FetchConnection,
     FetchErrorAction,
-    FetcherSlot,
     FetchLimits,
     FetchPlan,
     FetchSession,
@@ -75,7 +75,6 @@ __all__ = [
     "AbortedTransactions",
     "BatchHeader",
     "EndOffsetRefresher",
-    "FetchConnection",
     "FetchLoop",
     "Fetcher",
     "connection_name",
@@ -203,13 +202,6 @@ class AbortedTransactions:
 # ---- state of the two loops that fetch for one connection to a broker ------------------------------------------------
 
 
-class FetchConnection(NamedTuple):
-    """One of the ``num_fetchers`` connections to a broker."""
-
-    node_id: int
-    slot: FetcherSlot
-
-
 @dataclass(slots=True)
 class FetchLoop:
     """State shared by the main loop of a connection and the loop of added partitions.
@@ -291,7 +283,7 @@ class Fetcher:
         self._cluster, self._positions, self._sources = parts.cluster, parts.positions, FetchSources(parts.positions)
         self._space, self._reader, self._observer = parts.positions.space, reader, parts.observer
         self._name = name
-        self._deserializers = make_deserializers(parts.config, parts.observer)
+        self._decoding = Decoding(parts)
         self._backoff = Backoff.of_ms(parts.config.retry_backoff_ms, parts.config.retry_backoff_max_ms)
         self._loop = asyncio.get_running_loop()
         self._wakeup = AutoResetEvent()
@@ -334,7 +326,7 @@ class Fetcher:
         for node_id, number in {(one.node_id(now), slot_of(one.position.topic_partition, count)) for one in sources}:
             if node_id is None:
                 self._parts.metadata_refresher.ask()
-            elif (connection := FetchConnection(node_id, FetcherSlot(number, count))) not in self._loops:
+            elif (connection := FetchConnection(node_id, number, count)) not in self._loops:
                 fetch_loop = self._loops[connection] = FetchLoop()
                 tasks.start_soon(self._run_connection, connection, fetch_loop)
                 tasks.start_soon(self._run_added, connection, fetch_loop)
@@ -359,7 +351,7 @@ class Fetcher:
                 try:
                     fetch_loop.sent_plan, fetch_loop.held_until = plan, sent_at + wait_s
                     part = self._in_session(session, plan)
-                    name = connection_name(self._name, connection.slot.number)
+                    name = connection_name(self._name, connection.number)
                     answer = await self._fetch(connection, plan, part, wait_s, name)
                 except AuthenticationError:
                     raise
@@ -393,7 +385,7 @@ class Fetcher:
 
         The coroutine ends when the main loop of the connection has ended.
         """
-        name = connection_name(self._name, connection.slot.number, is_for_added=True)
+        name = connection_name(self._name, connection.number, is_for_added=True)
         added_wait = AddedWait()
         while self._loops.get(connection) is fetch_loop:
             plan, sent_at = self._added_plan(connection, fetch_loop), self._loop.time()
@@ -432,7 +424,7 @@ class Fetcher:
 
     def _new_plan(self, connection: FetchConnection) -> FetchPlan:
         sources = self._sources.at(self._cluster.topology)
-        return make_plan(connection.node_id, sources, self._space, self._limits, self._loop.time(), connection.slot)
+        return make_plan(connection, sources, self._space, self._limits, self._loop.time())
 
     def _prepare_plan(self, connection: FetchConnection) -> FetchPlan:
         """Return a plan, after making room in the buffer and resetting positions of recreated topics if necessary.
@@ -687,8 +679,7 @@ class Fetcher:
                     batch.next_offset,
                     batch=batch if is_visible else None,
                     leader_epoch=batch.leader_epoch,
-                    deserializers=self._deserializers,
-                    max_decompressed_bytes=config.max_decompressed_batch_bytes,
+                    decoding=self._decoding,
                 )
                 position.put(last)
         except MalformedMessageError as error:

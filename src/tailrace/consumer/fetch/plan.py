@@ -24,6 +24,7 @@ from tailrace.records import TopicPartition
 __all__ = [
     "FETCH_REACTIONS",
     "AddedWait",
+    "FetchConnection",
     "FetchErrorAction",
     "FetchLimits",
     "FetchPlan",
@@ -31,7 +32,6 @@ __all__ = [
     "FetchSource",
     "FetchSources",
     "FetchWait",
-    "FetcherSlot",
     "SessionPart",
     "is_interruption",
     "make_plan",
@@ -339,9 +339,10 @@ class FetchPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class FetcherSlot:
-    """One of several connections to a broker; a partition always uses the same connection."""
+class FetchConnection:
+    """One of the ``num_fetchers`` connections to a broker; a partition always uses the same connection."""
 
+    node_id: int
     number: int = 0
     count: int = 1
     """Number of connections to the broker."""
@@ -356,15 +357,10 @@ def slot_of(partition: TopicPartition, count: int) -> int:
     return 0 if count == 1 else (crc32(partition.topic.encode()) + partition.partition) % count
 
 
-def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
-    node_id: int,
-    sources: Sequence[FetchSource],
-    space: BufferSpace,
-    limits: FetchLimits,
-    now: float,
-    slot: FetcherSlot = FetcherSlot(),
+def make_plan(
+    connection: FetchConnection, sources: Sequence[FetchSource], space: BufferSpace, limits: FetchLimits, now: float
 ) -> FetchPlan:
-    """Return the fetch to send to the broker ``node_id`` now, on the connection ``slot``."""
+    """Return the fetch to send on ``connection`` now."""
     # A broker would answer a fetch of less than ``least`` bytes with a single batch, for which a request costs too
     # much.
     share = space.share_of(len(sources))
@@ -380,7 +376,7 @@ def make_plan(  # noqa: PLR0913, PLR0917 - the inputs of a plan
     is_idle, lacks_room, retry_at, wanted = True, False, math.inf, 0
     for source in sources:
         position = source.position
-        if source.node_id(now) != node_id or not slot.has(position.topic_partition):
+        if source.node_id(now) != connection.node_id or not connection.has(position.topic_partition):
             continue
         is_idle = False
         if (offset := position.offset_to_fetch) is None:
