@@ -90,6 +90,18 @@ def test_an_unreadable_batch_ends_the_entry_with_its_own_offsets():
         assert (raised.value.offset, raised.value.next_offset) == (2, 3)
 
 
+def test_records_that_were_given_back_are_delivered_before_an_unreadable_batch():
+    """Records that were given back, for example at a pause, are not lost when the next batch cannot be read."""
+    garbled = bytearray(batch(SentRecord(b"k", b"v"), base_offset=2))
+    garbled[61] = 0x7E  # the length of the record
+    entry, here = entry_of(small(0, 2), read(resealed(garbled))), position()
+    entry.give_back(entry.take(here, 2)[1:])
+
+    assert [one.offset for one in entry.take(here, 10)] == [1]
+    with pytest.raises(CorruptRecordError):
+        entry.take(here, 10)
+
+
 @pytest.mark.parametrize("codec", ["none", "lz4"])
 async def test_batches_of_one_record_are_delivered_in_few_slices(kafka, group, monkeypatch, codec):
     """Hundreds of batches of one record take few slices; records, positions and commits are as with other batches."""
