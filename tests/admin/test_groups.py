@@ -25,8 +25,7 @@ from tailrace import (
     UnknownGroupError,
 )
 from tailrace.admin.groups import describe_group, describe_groups, list_groups
-from tailrace.admin.lag import group_lag
-from tailrace.admin.offsets import LATEST, committed_offsets, delete_offsets, list_offsets
+from tailrace.admin.offsets import LATEST, committed_offsets, delete_offsets, group_lag, list_offsets
 from tailrace.config import resolve
 from tailrace.core.offset_map import OffsetMap, encode_metadata
 from tailrace.errors import GroupNotEmptyError

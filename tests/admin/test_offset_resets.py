@@ -19,9 +19,8 @@ from tailrace import (
     UnknownTopicError,
 )
 from tailrace.admin import offset_resets as resets
-from tailrace.admin.offset_resets import reset_offsets
+from tailrace.admin.offset_resets import ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime, reset_offsets
 from tailrace.admin.offsets import GroupOffset, commit_offsets, committed_offsets
-from tailrace.admin.reset_plan import ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime
 from tailrace.protocol.groups import JoinGroupProtocol, JoinGroupRequest
 
 NOON_MS = 1_760_000_000_000

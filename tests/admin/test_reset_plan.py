@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import ConfigurationError, TopicPartition
+from tailrace.admin.offset_resets import LogOffsets, ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime, plan_change
 from tailrace.admin.offsets import GroupOffset
-from tailrace.admin.reset_plan import ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime, plan_change
 from tailrace.core.offset_map import OffsetMap, encode_metadata
-from tailrace.protocol.records import ListedOffset
 
 HERE = TopicPartition("orders", 0)
 BEGIN, END = 100, 900
@@ -21,8 +20,8 @@ def committed(offset: int, metadata: str = "") -> GroupOffset:
 
 
 def planned(target, old: GroupOffset | None = None, at_time: int | None = None):
-    listed = None if at_time is None else ListedOffset(*HERE, 0, offset=at_time)
-    return plan_change(HERE, target, old, BEGIN, END, listed)
+    log = LogOffsets(BEGIN, END) if at_time is None else LogOffsets(BEGIN, END, at_time)
+    return plan_change(HERE, target, old, log)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def test_a_discarded_offset_map_is_noted():
 )
 def test_a_planned_offset_is_within_the_log(begin, size, old, target):
     """A planned offset is within the log for any target, and an omitted partition has a note."""
-    change = plan_change(HERE, target, None if old is None else committed(old), begin, begin + size)
+    change = plan_change(HERE, target, None if old is None else committed(old), LogOffsets(begin, begin + size))
 
     assert change.new is None or begin <= change.new <= begin + size
     assert change.note or change.new is not None

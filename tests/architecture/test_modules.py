@@ -32,7 +32,6 @@ FEW_LINES = 80
 
 # Small modules with one user, each with the reason for being a file.
 SMALL = {
-    "tailrace/admin/connect.py": "has to be imported before the package re-exports it",
     "tailrace/integrations/endpoints.py": "needs an optional package, which only --http-port imports",
     "tailrace/integrations/messaging_conventions.py": "names that the public module beside it must not export",
     "tailrace/spark/sinks.py": "public module",

@@ -12,8 +12,7 @@ from confluent_kafka import Consumer
 from rich.console import Console
 
 from tailrace import TopicPartition
-from tailrace.admin.lag import PartitionLag
-from tailrace.admin.offsets import GroupOffset
+from tailrace.admin.offsets import GroupOffset, PartitionLag
 from tailrace.cli.lag import _COLUMNS, _select_for_height
 from tailrace.cli.output import rich_table
 from tests.support.commands import COMMAND, end, environment

@@ -8,26 +8,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tailrace.admin.connect import reached
-    from tailrace.admin.descriptions import GroupDescription, GroupListing, GroupMemberDescription
-    from tailrace.admin.groups import delete_group, describe_group, describe_groups, list_groups
-    from tailrace.admin.lag import GroupLag, PartitionLag, group_lag
-    from tailrace.admin.offset_resets import ResetPlan, reset_offsets
-    from tailrace.admin.offsets import EARLIEST, LATEST, GroupOffset, committed_offsets, delete_offsets, list_offsets
-    from tailrace.admin.reset_plan import OffsetChange, ResetTarget, ShiftBy, ToEarliest, ToLatest, ToOffset, ToTime
+    from tailrace.admin.groups import (
+        GroupDescription,
+        GroupListing,
+        GroupMemberDescription,
+        delete_group,
+        describe_group,
+        describe_groups,
+        list_groups,
+    )
+    from tailrace.admin.offset_resets import (
+        OffsetChange,
+        ResetPlan,
+        ResetTarget,
+        ShiftBy,
+        ToEarliest,
+        ToLatest,
+        ToOffset,
+        ToTime,
+        reset_offsets,
+    )
+    from tailrace.admin.offsets import (
+        EARLIEST,
+        LATEST,
+        GroupLag,
+        GroupOffset,
+        PartitionLag,
+        committed_offsets,
+        delete_offsets,
+        group_lag,
+        list_offsets,
+    )
+    from tailrace.admin.requests import reached
     from tailrace.admin.topics import create_topic, delete_topic, partitions_of
-
-_MODULES = {
-    "connect": ["reached"],
-    "descriptions": ["GroupDescription", "GroupListing", "GroupMemberDescription"],
-    "groups": ["delete_group", "describe_group", "describe_groups", "list_groups"],
-    "lag": ["GroupLag", "PartitionLag", "group_lag"],
-    "offset_resets": ["ResetPlan", "reset_offsets"],
-    "offsets": ["EARLIEST", "LATEST", "GroupOffset", "committed_offsets", "delete_offsets", "list_offsets"],
-    "reset_plan": ["OffsetChange", "ResetTarget", "ShiftBy", "ToEarliest", "ToLatest", "ToOffset", "ToTime"],
-    "topics": ["create_topic", "delete_topic", "partitions_of"],
-}
-"""Names by module."""
 
 __all__ = [
     "EARLIEST",
@@ -61,13 +74,16 @@ __all__ = [
     "reset_offsets",
 ]
 
+_MODULES = ("groups", "offset_resets", "offsets", "requests", "topics")
+
 
 if not TYPE_CHECKING:  # type checkers would accept misspelled names if they saw a __getattr__
 
     def __getattr__(name: str) -> object:
-        module = next((module for module, names in _MODULES.items() if name in names), None)
-        if module is None:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found: object = getattr(import_module(f"{__name__}.{module}"), name)
-        globals()[name] = found
-        return found
+        for module in _MODULES:
+            globals().update(
+                (one, found) for one, found in vars(import_module(f"{__name__}.{module}")).items() if one in __all__
+            )
+        return globals()[name]

@@ -15,7 +15,6 @@ from typing import TypeVar
 import anyio
 
 from tailrace.admin.cluster_samples import ClusterSnapshot, GroupSnapshot, PartitionSnapshot
-from tailrace.admin.topics import watched_topics
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import BrokerConnectionError, RequestTimedOutError, TailraceError
@@ -68,7 +67,7 @@ async def cluster_snapshot(cluster: Cluster, *, topics: Accepts, groups: Accepts
     deadline = asyncio.get_running_loop().time() + timeout_s
     try:
         async with asyncio.timeout(timeout_s / 2):
-            with watched_topics(cluster, None):
+            with cluster.watching(None):
                 await (cluster.refresh() if cluster.topology.brokers else cluster.bootstrap())
     except TimeoutError as error:
         addresses = ", ".join(cluster.config.bootstrap_servers)

@@ -6,19 +6,14 @@ States are Kafka's, such as ``Stable``, ``Empty`` and ``Reconciling``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from tailrace.admin.descriptions import (
-    GroupDescription,
-    GroupListing,
-    GroupMemberDescription,
-    classic_protocol_description,
-    consumer_protocol_description,
-)
 from tailrace.admin.requests import DEFAULT_TIMEOUT_S, TRANSIENT_CODES, ask_coordinator, ask_each
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import (
     BrokerConnectionError,
     GroupNotEmptyError,
+    MalformedMessageError,
     NotAConsumerGroupError,
     UnknownGroupError,
     UnsupportedVersionError,
@@ -29,15 +24,25 @@ from tailrace.protocol.groups import (
     ConsumerGroupDescribeRequest,
     DeleteGroupsRequest,
     DescribedConsumerGroup,
+    DescribedConsumerGroupMember,
     DescribedGroup,
+    DescribedGroupMember,
+    DescribedPartitions,
     DescribeGroupsRequest,
     ListGroupsRequest,
     ListGroupsResponse,
+    decode_assignment,
+    decode_subscription,
 )
 from tailrace.protocol.message import Request
+from tailrace.records import TopicPartition
 
 __all__ = [
+    "GroupDescription",
+    "GroupListing",
+    "GroupMemberDescription",
     "check_idle",
+    "check_is_consumer_group",
     "delete_group",
     "describe_group",
     "describe_groups",
@@ -47,6 +52,73 @@ __all__ = [
 _OTHER_PROTOCOL_CODES = {ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION}
 """Errors of ConsumerGroupDescribe after which DescribeGroups is sent: a classic group, or a broker without KIP-848."""
 _FORBIDDEN_CODES = {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    """Group as listed by its coordinator."""
+
+    group_id: str
+    group_type: str
+    """``classic``, ``consumer`` (KIP-848), ``share`` or ``streams``; empty from brokers before Kafka 3.8."""
+    protocol_type: str
+    """``consumer`` for consumer groups, ``connect`` for Kafka Connect; empty if the group never had members."""
+    state: str
+    """State of the group, such as ``Stable`` or ``Empty``; empty from brokers before Kafka 2.6."""
+    coordinator_id: int
+    """Node id of the coordinator."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMemberDescription:
+    """Live member of a group."""
+
+    member_id: str
+    client_id: str
+    host: str
+    group_instance_id: str | None = None
+    """``group_instance_id`` of a static member; None for other members."""
+    partitions: tuple[TopicPartition, ...] = ()
+    """Assigned partitions, in order."""
+    topics: tuple[str, ...] = ()
+    """Subscribed topics."""
+    pattern: str | None = None
+    """Subscribed regular expression, if the broker evaluates it; otherwise None."""
+    target: tuple[TopicPartition, ...] | None = None
+    """Partitions assigned to the member after the rebalance in progress (KIP-848); None in the classic protocol."""
+    problem: str = ""
+    """Error if topics or partitions are missing, because they are encoded in an unknown format; otherwise empty."""
+
+    def __str__(self) -> str:
+        static = f" ({self.group_instance_id})" if self.group_instance_id is not None else ""
+        return f"{self.client_id or 'a client without an id'}{static} at {self.host or 'an unknown host'}"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """Group with its members."""
+
+    group_id: str
+    group_type: str
+    """``classic`` or ``consumer`` (KIP-848)."""
+    protocol_type: str
+    """``consumer`` for consumer groups, ``connect`` for Kafka Connect; empty if the group never had members."""
+    state: str
+    """State of the group, such as ``Stable`` or ``Empty``."""
+    assignor: str
+    """Name of the assignor, which runs in a member (classic protocol) or in the coordinator (KIP-848)."""
+    coordinator_id: int = -1
+    """Node id of the coordinator; -1 if it is unknown."""
+    coordinator: str = ""
+    """Host and port of the coordinator; empty if they are unknown."""
+    members: tuple[GroupMemberDescription, ...] = ()
+    owners: Mapping[TopicPartition, GroupMemberDescription] = field(default_factory=dict, repr=False)
+    """Members by the partitions that are assigned to them."""
+
+    @property
+    def is_consumer_group(self) -> bool:
+        """True for a consumer group, and for a group that never had members, which may have committed offsets."""
+        return self.protocol_type in {"consumer", ""}
 
 
 # ---- listing -----------------------------------------------------------------------------------------------------
@@ -99,12 +171,11 @@ async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = 
     what = f"describing group {group_id!r}"
     found = await _describe_consumer_protocol(cluster, group_id, timeout_s, what)
     if found is not None and found.error_code not in _OTHER_PROTOCOL_CODES:
-        return consumer_protocol_description(found, cluster.coordinator_id(group_id), cluster)
+        return _consumer_protocol_description(found, cluster.coordinator_id(group_id), cluster)
     answer = await ask_coordinator(
         cluster,
         group_id,
         DescribeGroupsRequest((group_id,)),
-        lambda answer: [one.error_code for one in answer.groups],
         timeout_s=timeout_s,
         what=what,
     )
@@ -113,7 +184,7 @@ async def describe_group(cluster: Cluster, group_id: str, *, timeout_s: float = 
         raise broker_error(ErrorCode.UNKNOWN_SERVER_ERROR, f"{what}: the group is missing from the response")
     if _is_missing(group):
         raise await _missing_group_error(cluster, group_id, timeout_s)
-    return classic_protocol_description(group, cluster.coordinator_id(group_id), cluster)
+    return _classic_description(group, cluster.coordinator_id(group_id), cluster)
 
 
 async def describe_groups(
@@ -159,7 +230,7 @@ async def _consumer_protocol_groups(
     return {
         group.group_id: None
         if group.error_code in _FORBIDDEN_CODES
-        else consumer_protocol_description(group, node_id, cluster)
+        else _consumer_protocol_description(group, node_id, cluster)
         for node_id, answer in (await ask_each(cluster, requests)).items()
         for group in answer.groups
         if group.error_code not in TRANSIENT_CODES | _OTHER_PROTOCOL_CODES
@@ -173,9 +244,7 @@ async def _classic_groups(cluster: Cluster, listings: Sequence[GroupListing]) ->
     """
     requests = {node: DescribeGroupsRequest(ids) for node, ids in _by_coordinator(listings).items()}
     return {
-        group.group_id: None
-        if group.error_code in _FORBIDDEN_CODES
-        else classic_protocol_description(group, node_id, cluster)
+        group.group_id: None if group.error_code in _FORBIDDEN_CODES else _classic_description(group, node_id, cluster)
         for node_id, answer in (await ask_each(cluster, requests)).items()
         for group in answer.groups
         if group.error_code not in TRANSIENT_CODES and not _is_missing(group)
@@ -198,7 +267,6 @@ async def _describe_consumer_protocol(
             cluster,
             group_id,
             ConsumerGroupDescribeRequest((group_id,)),
-            lambda answer: [one.error_code for one in answer.groups],
             timeout_s=timeout_s,
             what=what,
         )
@@ -220,7 +288,6 @@ async def _missing_group_error(
         cluster,
         group_id,
         request,
-        lambda answer: [answer.error_code],
         timeout_s=timeout_s,
         what=f"looking for group {group_id!r}",
     )
@@ -230,6 +297,106 @@ async def _missing_group_error(
             f"{group_id!r} is a group of type {kind!r}, not a consumer group - use Kafka's tools for it"
         )
     return UnknownGroupError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id!r}")
+
+
+def _consumer_protocol_description(
+    group: DescribedConsumerGroup, coordinator_id: int | None, cluster: Cluster
+) -> GroupDescription:
+    """Return the description of a group that uses KIP-848.
+
+    Raises:
+        BrokerError: the coordinator refused to describe the group.
+    """
+    if group.error_code:
+        raise broker_error(group.error_code, f"group {group.group_id!r}: {group.error_message or 'not described'}")
+    members = tuple(map(_consumer_protocol_member, group.members))
+    found = GroupDescription(
+        group.group_id, "consumer", "consumer", group.group_state, group.assignor_name, members=members
+    )
+    return _completed(found, coordinator_id, cluster)
+
+
+def _consumer_protocol_member(member: DescribedConsumerGroupMember) -> GroupMemberDescription:
+    return GroupMemberDescription(
+        member.member_id,
+        member.client_id,
+        member.client_host.removeprefix("/"),
+        member.instance_id,
+        _flat(member.assignment),
+        tuple(sorted(member.subscribed_topic_names)),
+        member.subscribed_topic_regex or None,
+        _flat(member.target_assignment),
+    )
+
+
+def _flat(by_topic: Iterable[DescribedPartitions]) -> tuple[TopicPartition, ...]:
+    return tuple(sorted(TopicPartition(one.topic, partition) for one in by_topic for partition in one.partitions))
+
+
+def _classic_description(group: DescribedGroup, coordinator_id: int | None, cluster: Cluster) -> GroupDescription:
+    """Return the description of a group that uses the classic protocol.
+
+    Raises:
+        BrokerError: the coordinator refused to describe the group.
+    """
+    if group.error_code:
+        raise broker_error(group.error_code, f"group {group.group_id!r}: {group.error_message or 'not described'}")
+    are_consumers = group.protocol_type == "consumer"
+    members = tuple(_classic_member(one, is_consumer=are_consumers) for one in group.members)
+    found = GroupDescription(
+        group.group_id, "classic", group.protocol_type, group.group_state, group.protocol_data, members=members
+    )
+    return _completed(found, coordinator_id, cluster)
+
+
+def _classic_member(member: DescribedGroupMember, *, is_consumer: bool) -> GroupMemberDescription:
+    topics: tuple[str, ...] = ()
+    partitions: tuple[TopicPartition, ...] = ()
+    problem = ""
+    # While the group rebalances, metadata and assignment are empty.
+    if is_consumer:
+        try:
+            topics = tuple(sorted(decode_subscription(member.metadata).topics)) if member.metadata else ()
+            by_topic = decode_assignment(member.assignment).assigned_partitions
+            partitions = tuple(sorted(TopicPartition(one.topic, p) for one in by_topic for p in one.partitions))
+        except MalformedMessageError as error:
+            problem = str(error)
+    return GroupMemberDescription(
+        member.member_id,
+        member.client_id,
+        member.client_host.removeprefix("/"),
+        member.group_instance_id,
+        partitions,
+        topics,
+        problem=problem,
+    )
+
+
+def _completed(found: GroupDescription, coordinator_id: int | None, cluster: Cluster) -> GroupDescription:
+    """Return a description with the coordinator, the members in order, and the owners of partitions."""
+    node_id = -1 if coordinator_id is None else coordinator_id
+    node = cluster.topology.brokers.get(node_id)
+    members = tuple(sorted(found.members, key=lambda one: (one.client_id, one.group_instance_id or "", one.member_id)))
+    return replace(
+        found,
+        coordinator_id=node_id,
+        coordinator=f"{node.host}:{node.port}" if node is not None else "",
+        members=members,
+        owners={partition: member for member in members for partition in member.partitions},
+    )
+
+
+def check_is_consumer_group(group: GroupDescription) -> None:
+    """Check that the group is a consumer group, or has never had members.
+
+    Raises:
+        NotAConsumerGroupError: the group has another protocol type, such as that of Kafka Connect.
+    """
+    if not group.is_consumer_group:
+        raise NotAConsumerGroupError(
+            f"{group.group_id!r} is a group with protocol type {group.protocol_type!r}, not a consumer group"
+            " - `tailrace groups list` shows the consumer groups"
+        )
 
 
 # ---- changing ----------------------------------------------------------------------------------------------------
@@ -272,7 +439,6 @@ async def delete_group(cluster: Cluster, group_id: str, *, timeout_s: float = DE
         cluster,
         group_id,
         DeleteGroupsRequest((group_id,)),
-        lambda answer: [one.error_code for one in answer.groups],
         timeout_s=timeout_s,
         what=what,
     )

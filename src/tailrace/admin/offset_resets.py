@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Self, TypeAlias, assert_never
 
-from tailrace.admin.descriptions import GroupDescription, GroupMemberDescription
-from tailrace.admin.groups import check_idle, describe_group
-from tailrace.admin.lag import check_is_consumer_group
+from tailrace.admin.groups import (
+    GroupDescription,
+    GroupMemberDescription,
+    check_idle,
+    check_is_consumer_group,
+    describe_group,
+)
 from tailrace.admin.offsets import EARLIEST, LATEST, GroupOffset, commit_offsets, committed_offsets, list_offsets
 from tailrace.admin.requests import DEFAULT_TIMEOUT_S
-from tailrace.admin.reset_plan import (
-    OffsetChange,
-    ResetTarget,
-    change_of_missing_partition,
-    plan_change,
-    target_time_ms,
-)
 from tailrace.admin.topics import partitions_of
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.error_codes import ErrorCode
@@ -29,10 +27,21 @@ from tailrace.errors import (
 )
 from tailrace.net.cluster import Cluster
 from tailrace.protocol.groups import CommitOffset
-from tailrace.protocol.records import ListedOffset
 from tailrace.records import TopicPartition
 
-__all__ = ["ResetPlan", "reset_offsets"]
+__all__ = [
+    "LogOffsets",
+    "OffsetChange",
+    "ResetPlan",
+    "ResetTarget",
+    "ShiftBy",
+    "ToEarliest",
+    "ToLatest",
+    "ToOffset",
+    "ToTime",
+    "plan_change",
+    "reset_offsets",
+]
 
 _MEMBERSHIP_CODES = {
     ErrorCode.UNKNOWN_MEMBER_ID,
@@ -42,6 +51,88 @@ _MEMBERSHIP_CODES = {
 }
 """Error codes for a commit without a member id while the group has members."""
 _OPERATION = "resetting its offsets"
+_MAX = (1 << 63) - 1
+_MISSING = "left out: the partition no longer exists; `tailrace offsets delete` deletes its offset"
+
+
+@dataclass(frozen=True, slots=True)
+class ToEarliest:
+    """Reset to the first offset of the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToLatest:
+    """Reset to the end of the log, so that the group skips all records in the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToOffset:
+    """Reset to the same offset in all partitions."""
+
+    offset: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.offset <= _MAX:
+            raise ConfigurationError(f"offset must be from 0 to {_MAX}, not {self.offset}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToTime:
+    """Reset to the first record that is not older than a timestamp."""
+
+    timestamp_ms: int
+    """Timestamp in milliseconds since 1970."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.timestamp_ms <= _MAX:
+            raise ConfigurationError(f"timestamp_ms must be from 0 to {_MAX}, not {self.timestamp_ms}")
+
+    @classmethod
+    def ago(cls, seconds: float, *, now: float) -> Self:
+        """Return the target that is ``seconds`` before ``now``; ``now`` is in seconds since 1970.
+
+        Raises:
+            ConfigurationError: ``seconds`` is negative, or greater than ``now``.
+        """
+        if not 0 <= seconds <= now:
+            raise ConfigurationError(f"a duration must be from 0 to the time since 1970, not {seconds:g} seconds")
+        return cls(int((now - seconds) * 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftBy:
+    """Move the committed offsets by a number of offsets, backward if the number is negative."""
+
+    offsets: int
+
+    def __post_init__(self) -> None:
+        if not self.offsets or abs(self.offsets) > _MAX:
+            raise ConfigurationError(f"a shift must be a number of offsets, such as -100 or 100, not {self.offsets}")
+
+
+ResetTarget: TypeAlias = ToEarliest | ToLatest | ToOffset | ToTime | ShiftBy
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetChange:
+    """Change of the committed offset of one partition."""
+
+    partition: TopicPartition
+    old: int | None
+    """Committed offset before the reset; None if there is none."""
+    new: int | None
+    """New offset; None if the reset does not change the partition, for the reason in ``note``."""
+    note: str = ""
+    """Explanation, for example that the target is outside the log; may be empty."""
+
+
+class LogOffsets(NamedTuple):
+    """Offsets of the log of one partition."""
+
+    begin: int
+    end: int
+    at_time: int = -1
+    """Offset of the first record at or after the time of a ``ToTime``; -1 if there is none, and for other targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +198,11 @@ async def reset_offsets(  # noqa: PLR0913 - options of a reset
     else:
         chosen, missing = await _chosen_partitions(cluster, list(topics or ()), list(partitions or ()), timeout_s), []
     topology = cluster.topology
-    begins, ends, at_time = await _bounds(cluster, chosen, target_time_ms(target), timeout_s)
-    changes = tuple(
-        plan_change(one, target, committed.get(one), begins[one].offset, ends[one].offset, at_time.get(one))
-        for one in chosen
-    )
-    changes = tuple(sorted((*changes, *map(change_of_missing_partition, missing)), key=lambda change: change.partition))
-    plan = ResetPlan(group_id, target, changes, group.members if group is not None else (), is_new=group is None)
+    bounds = await _bounds(cluster, chosen, target, timeout_s)
+    changes = [plan_change(one, target, committed.get(one), bounds[one]) for one in chosen]
+    changes += [OffsetChange(one.partition, one.offset, None, _MISSING) for one in missing]
+    changes.sort(key=lambda change: change.partition)
+    plan = ResetPlan(group_id, target, tuple(changes), group.members if group is not None else (), is_new=group is None)
     if not execute:
         return plan
     await _commit(cluster, plan, topology, timeout_s)
@@ -155,19 +244,64 @@ async def _chosen_partitions(
     return sorted(in_topics | set(partitions))
 
 
-_Listed = dict[TopicPartition, ListedOffset]
-
-
 async def _bounds(
-    cluster: Cluster, partitions: Collection[TopicPartition], at_ms: int | None, timeout_s: float
-) -> tuple[_Listed, _Listed, _Listed]:
-    """Return the first offsets, the end offsets, and the offsets at the time ``at_ms`` (empty if ``at_ms`` is None)."""
-    times = {} if at_ms is None else dict.fromkeys(partitions, at_ms)
-    return (
-        await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST), timeout_s=timeout_s),
-        await list_offsets(cluster, dict.fromkeys(partitions, LATEST), timeout_s=timeout_s),
-        await list_offsets(cluster, times, timeout_s=timeout_s),
-    )
+    cluster: Cluster, partitions: Collection[TopicPartition], target: ResetTarget, timeout_s: float
+) -> dict[TopicPartition, LogOffsets]:
+    times = dict.fromkeys(partitions, target.timestamp_ms) if isinstance(target, ToTime) else {}
+    begins = await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST), timeout_s=timeout_s)
+    ends = await list_offsets(cluster, dict.fromkeys(partitions, LATEST), timeout_s=timeout_s)
+    at_time = await list_offsets(cluster, times, timeout_s=timeout_s)
+    return {
+        one: LogOffsets(begins[one].offset, ends[one].offset, at_time[one].offset if one in at_time else -1)
+        for one in partitions
+    }
+
+
+def plan_change(
+    partition: TopicPartition, target: ResetTarget, committed: GroupOffset | None, log: LogOffsets
+) -> OffsetChange:
+    """Return the change of one partition; ``committed`` is None without a committed offset.
+
+    As in Kafka's tool, a target before the log is replaced by the first offset, and a target after the log by the end
+    offset. ``OffsetChange.note`` then contains the original target.
+    """
+    begin, end = log.begin, log.end
+    old = committed.offset if committed is not None else None
+    match target:
+        case ToEarliest():
+            wanted = begin
+        case ToLatest():
+            wanted = end
+        case ToOffset(offset):
+            wanted = offset
+        case ToTime():
+            if log.at_time < 0:
+                return _change(partition, committed, end, "no record is that late; the end of the log is used")
+            wanted = log.at_time
+        case ShiftBy(offsets):
+            if old is None:
+                return OffsetChange(partition, None, None, "left out: no committed offset to shift")
+            wanted = old + offsets
+        case _:
+            assert_never(target)
+    note = ""
+    if wanted < begin:
+        note = f"{wanted} is before the log; its first offset is used"
+    elif wanted > end:
+        note = f"{wanted} is after the log; its end is used"
+    return _change(partition, committed, min(max(wanted, begin), end), note)
+
+
+def _change(partition: TopicPartition, committed: GroupOffset | None, new: int, note: str) -> OffsetChange:
+    """Return a change; add a note about finished records that will be handled again.
+
+    These are the records from the new offset on that the discarded offset map lists as finished.
+    """
+    notes = [note] if note else []
+    discarded = committed.decoded_metadata.offset_map if committed is not None else None
+    if discarded is not None and (repeated := discarded.from_offset(max(new, discarded.base))) is not None:
+        notes.append(f"finished records from offset {repeated.base} on are handled again: {repeated.finished_count}")
+    return OffsetChange(partition, committed.offset if committed is not None else None, new, "; ".join(notes))
 
 
 async def _commit(cluster: Cluster, plan: ResetPlan, topology: ClusterMetadata, timeout_s: float) -> None:

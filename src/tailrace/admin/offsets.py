@@ -1,12 +1,24 @@
-"""Committed offsets of any group, with their metadata: read, committed without membership, and deleted."""
+"""Committed offsets of any group, with their metadata: read, committed without membership, and deleted; and lag.
+
+The lag of a partition is unknown in two cases. If the group has no committed offset, its start position depends on the
+option ``auto_offset_reset`` of the members, which brokers do not know. If the partition has no leader, the end offset
+is unknown. ``GroupLag.uncommitted`` and ``GroupLag.leaderless`` are the numbers of these partitions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from tailrace.admin.groups import check_idle, describe_group
+from tailrace.admin.groups import (
+    GroupDescription,
+    GroupMemberDescription,
+    check_idle,
+    check_is_consumer_group,
+    describe_group,
+)
 from tailrace.admin.requests import DEFAULT_TIMEOUT_S, ask_coordinator, check_codes
+from tailrace.admin.topics import partitions_of, partitions_with_leader
 from tailrace.core.offset_map import DecodedMetadata, decode_metadata
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import ConfigurationError, TopicRecreatedError, UnknownGroupError, broker_error
@@ -19,16 +31,21 @@ from tailrace.records import TopicPartition
 __all__ = [
     "EARLIEST",
     "LATEST",
+    "GroupLag",
     "GroupOffset",
+    "PartitionLag",
     "commit_offsets",
     "committed_offsets",
     "delete_offsets",
     "epoch_end_offsets",
+    "group_lag",
     "list_offsets",
 ]
 
 _SUBSCRIBED_CODES = {ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NON_EMPTY_GROUP}
 """Error codes if live members are subscribed to the topics whose offsets are to be deleted."""
+_ELECTION_S = 3.0
+"""Maximum time in seconds to wait for leaders, because a partition has none during an election."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +156,6 @@ async def delete_offsets(
         cluster,
         group_id,
         OffsetDeleteRequest(group_id, tuple(OffsetToDelete(*one) for one in partitions)),
-        lambda answer: [answer.error_code, *(one.error_code for one in answer.partitions)],
         timeout_s=timeout_s,
         what=what,
     )
@@ -155,3 +171,94 @@ async def delete_offsets(
         code = codes.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR)
         if code:
             raise broker_error(code, f"{what}: {partition}")
+
+
+# ---- lag -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """Committed offset and log bounds of a partition."""
+
+    partition: TopicPartition
+    committed: GroupOffset | None
+    begin: int | None
+    """First offset of the log; None if the partition does not exist or has no leader."""
+    end: int | None
+    """End offset of the log; None if the partition does not exist or has no leader."""
+    member: GroupMemberDescription | None = None
+    """Member to which the partition is assigned; None if there is none."""
+    is_leaderless: bool = False
+    """True if the partition exists but has no leader, because its replicas are offline."""
+
+    @property
+    def lag(self) -> int | None:
+        """Number of offsets from the committed offset to the end offset, at least 0; None if either is unknown."""
+        if self.committed is None or self.end is None:
+            return None
+        return max(0, self.end - self.committed.offset)
+
+    @property
+    def lost(self) -> int:
+        """Number of offsets in the lag whose records were deleted from the log before they were read."""
+        if self.committed is None or self.begin is None:
+            return 0
+        return max(0, self.begin - self.committed.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """Lag of a group."""
+
+    group: GroupDescription
+    partitions: tuple[PartitionLag, ...]
+    """Lag of all partitions of the topics that the group reads or has committed offsets for, in order."""
+
+    @property
+    def total(self) -> int:
+        """Sum of the known lags."""
+        return sum(one.lag or 0 for one in self.partitions)
+
+    @property
+    def uncommitted(self) -> int:
+        """Number of partitions without a committed offset."""
+        return sum(one.committed is None for one in self.partitions)
+
+    @property
+    def leaderless(self) -> int:
+        """Number of partitions without a leader."""
+        return sum(one.is_leaderless for one in self.partitions)
+
+
+async def group_lag(cluster: Cluster, group_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> GroupLag:
+    """Return the lag of a group in all partitions of its topics.
+
+    Raises:
+        UnknownGroupError: the group does not exist.
+        NotAConsumerGroupError: the group is not a consumer group.
+        BrokerError: the principal may not describe the group or a topic.
+        BrokerConnectionError: no broker answered in time.
+    """
+    group = await describe_group(cluster, group_id, timeout_s=timeout_s)
+    check_is_consumer_group(group)
+    committed = await committed_offsets(cluster, group_id, timeout_s=timeout_s)
+    topics = {one.topic for one in (*committed, *group.owners)} | {t for m in group.members for t in m.topics}
+    counts = await partitions_of(cluster, topics, timeout_s=timeout_s)
+    existing = {TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)}
+    with_leader = await partitions_with_leader(cluster, existing, max_wait_s=_ELECTION_S, timeout_s=timeout_s)
+    begins = await list_offsets(cluster, dict.fromkeys(with_leader, EARLIEST), timeout_s=timeout_s)
+    ends = await list_offsets(cluster, dict.fromkeys(with_leader, LATEST), timeout_s=timeout_s)
+    return GroupLag(
+        group,
+        tuple(
+            PartitionLag(
+                one,
+                committed.get(one),
+                begins[one].offset if one in begins else None,
+                ends[one].offset if one in ends else None,
+                group.owners.get(one),
+                one in existing and one not in with_leader,
+            )
+            for one in sorted({*existing, *committed, *group.owners})
+        ),
+    )

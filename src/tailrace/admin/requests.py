@@ -1,15 +1,18 @@
-"""Requests to a group's coordinator, or to several brokers at once.
+"""Connection to a cluster, and requests to a group's coordinator or to several brokers at once.
 
 Requests to a coordinator are repeated after transient errors; other error codes are left to the caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import anyio
+from typing_extensions import Unpack
 
+from tailrace.config import ConsumerOptions, hide_secrets, resolve
+from tailrace.context_managers import asynccontextmanager
 from tailrace.core.group_requests import REACTIONS, GroupReaction, GroupRequestKind
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import BrokerConnectionError, ConfigurationError, TailraceError, broker_error
@@ -17,7 +20,7 @@ from tailrace.net.cluster import Cluster
 from tailrace.net.offsets import DEFAULT_TIMEOUT_S
 from tailrace.protocol.message import Request
 
-__all__ = ["DEFAULT_TIMEOUT_S", "TRANSIENT_CODES", "ask_coordinator", "ask_each", "check_codes"]
+__all__ = ["DEFAULT_TIMEOUT_S", "TRANSIENT_CODES", "ask_coordinator", "ask_each", "check_codes", "reached"]
 
 ResponseT = TypeVar("ResponseT")
 
@@ -34,14 +37,27 @@ TRANSIENT_CODES = frozenset(
 """Error codes after which the request may soon succeed, at the same coordinator or at another one."""
 
 
-async def ask_coordinator(  # noqa: PLR0913 - one place for all requests to coordinators
-    cluster: Cluster,
-    group_id: str,
-    request: Request[ResponseT],
-    codes: Callable[[ResponseT], Iterable[int]],
-    *,
-    timeout_s: float,
-    what: str,
+@asynccontextmanager
+async def reached(**options: Unpack[ConsumerOptions]) -> AsyncIterator[Cluster]:
+    """Connect to a cluster for the duration of a context. The options are those of ``Consumer``.
+
+    Raises:
+        ConfigurationError: an option is missing or invalid.
+        AuthenticationError: TLS or SASL failed.
+        UnsupportedVersionError: the brokers are too old.
+        BrokerConnectionError: no broker answered.
+    """
+    options = hide_secrets(options)
+    cluster = Cluster(resolve(options))
+    try:
+        await cluster.bootstrap()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+async def ask_coordinator(
+    cluster: Cluster, group_id: str, request: Request[ResponseT], *, timeout_s: float, what: str
 ) -> ResponseT:
     """Send a request to the group's coordinator, retrying while the response has transient error codes.
 
@@ -49,7 +65,6 @@ async def ask_coordinator(  # noqa: PLR0913 - one place for all requests to coor
         cluster: a connected cluster.
         group_id: group.
         request: request to send.
-        codes: function that returns the error codes of a response.
         timeout_s: maximum time of all attempts and the pauses between them, in seconds.
         what: name of the operation for error messages, such as "listing offsets".
 
@@ -69,10 +84,16 @@ async def ask_coordinator(  # noqa: PLR0913 - one place for all requests to coor
         except BrokerConnectionError as error:
             cluster.forget_coordinator(group_id, str(error))
             raise
-        check_codes(cluster, group_id, codes(answer), what)
+        check_codes(cluster, group_id, _error_codes(answer), what)
         return answer
 
     return await cluster.retrying(ask, timeout_s=timeout_s, what=what)
+
+
+def _error_codes(answer: object) -> Iterator[int]:
+    """Yield the error code of a response, and those of its groups and partitions."""
+    for part in (answer, *getattr(answer, "groups", ()), *getattr(answer, "partitions", ())):
+        yield getattr(part, "error_code", ErrorCode.NONE)
 
 
 def check_codes(cluster: Cluster, group_id: str, codes: Iterable[int], what: str) -> None:

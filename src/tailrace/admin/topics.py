@@ -7,13 +7,13 @@ deleted, the operation has succeeded.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
-from tailrace.context_managers import contextmanager
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, broker_error
 from tailrace.net.cluster import Cluster
+from tailrace.net.offsets import DEFAULT_TIMEOUT_S
 from tailrace.protocol.admin import (
     CreateTopicsRequest,
     CreateTopicsResponse,
@@ -26,17 +26,16 @@ from tailrace.protocol.admin import (
 from tailrace.protocol.message import Request
 from tailrace.records import TopicPartition
 
-__all__ = ["create_topic", "delete_topic", "partitions_of", "partitions_with_leader", "watched_topics"]
+__all__ = ["create_topic", "delete_topic", "partitions_of", "partitions_with_leader"]
 
 
-async def create_topic(  # noqa: PLR0913 - settings of a topic
+async def create_topic(
     cluster: Cluster,
     name: str,
     partitions: int,
     *,
     replication_factor: int = -1,
     config: Mapping[str, object] | None = None,
-    timeout_s: float = 30,
 ) -> None:
     """Create a topic and wait until each of its partitions has a leader.
 
@@ -46,7 +45,6 @@ async def create_topic(  # noqa: PLR0913 - settings of a topic
         partitions: number of partitions.
         replication_factor: number of replicas of each partition; -1 for the brokers' default.
         config: configuration of the topic, such as ``retention.ms``.
-        timeout_s: maximum time of the creation, and also of the wait for leaders, in seconds.
 
     Raises:
         BrokerError: the topic already exists, or the brokers refuse to create it.
@@ -71,12 +69,14 @@ async def create_topic(  # noqa: PLR0913 - settings of a topic
                 ErrorCode.LEADER_NOT_AVAILABLE, f"{name}: {len(with_leader)} of {partitions} partitions have leaders"
             )
 
-    await cluster.retrying(create, timeout_s=timeout_s, what=f"creating topic {name}")
-    with watched_topics(cluster, [name]):
-        await cluster.retrying(check_leaders, timeout_s=timeout_s, what=f"waiting for the leaders of topic {name}")
+    await cluster.retrying(create, timeout_s=DEFAULT_TIMEOUT_S, what=f"creating topic {name}")
+    with cluster.watching([name]):
+        await cluster.retrying(
+            check_leaders, timeout_s=DEFAULT_TIMEOUT_S, what=f"waiting for the leaders of topic {name}"
+        )
 
 
-async def delete_topic(cluster: Cluster, name: str, *, timeout_s: float = 30) -> None:
+async def delete_topic(cluster: Cluster, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     """Delete a topic; do nothing if it does not exist.
 
     Raises:
@@ -91,18 +91,9 @@ async def delete_topic(cluster: Cluster, name: str, *, timeout_s: float = 30) ->
     await cluster.retrying(delete, timeout_s=timeout_s, what=f"deleting topic {name}")
 
 
-@contextmanager
-def watched_topics(cluster: Cluster, topics: Iterable[str] | None) -> Iterator[None]:
-    """Include ``topics`` (None: all topics) in metadata refreshes for the duration of a context."""
-    owner = object()
-    cluster.watch(owner, topics)
-    try:
-        yield
-    finally:
-        cluster.unwatch(owner)
-
-
-async def partitions_of(cluster: Cluster, topics: Collection[str], *, timeout_s: float = 30) -> dict[str, int]:
+async def partitions_of(
+    cluster: Cluster, topics: Collection[str], *, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> dict[str, int]:
     """Return the number of partitions of each of ``topics``; topics that do not exist are left out.
 
     Raises:
@@ -120,12 +111,12 @@ async def partitions_of(cluster: Cluster, topics: Collection[str], *, timeout_s:
                 raise broker_error(code, f"topic {name!r}")
         return cluster.topology.partition_counts(topics)
 
-    with watched_topics(cluster, topics):
+    with cluster.watching(topics):
         return await cluster.retrying(look_up, timeout_s=timeout_s, what=f"looking for topics {', '.join(topics)}")
 
 
 async def partitions_with_leader(
-    cluster: Cluster, partitions: Collection[TopicPartition], *, max_wait_s: float, timeout_s: float = 30
+    cluster: Cluster, partitions: Collection[TopicPartition], *, max_wait_s: float, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> frozenset[TopicPartition]:
     """Wait until all partitions have a leader, and return the partitions that have one.
 
@@ -145,7 +136,7 @@ async def partitions_with_leader(
         await cluster.refresh()
         raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"{len(leaders) - len(found)} partitions have no leader")
 
-    with watched_topics(cluster, {one.topic for one in partitions}):
+    with cluster.watching({one.topic for one in partitions}):
         return await cluster.retrying(look_up, timeout_s=timeout_s, what="looking for the leaders of partitions")
 
 

@@ -210,7 +210,7 @@ def _check_topics(options: argparse.Namespace) -> None:
 
 
 async def _show(cluster: Cluster, group_id: str, options: argparse.Namespace) -> int:
-    from tailrace.admin.lag import check_is_consumer_group
+    from tailrace.admin.groups import check_is_consumer_group
 
     group = await with_group_suggestion(
         cluster, group_id, admin.describe_group(cluster, group_id, timeout_s=options.timeout)

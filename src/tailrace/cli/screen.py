@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
+from rich.text import Text
 
-__all__ = ["Screen", "megabytes", "per_second"]
+__all__ = ["Screen", "megabytes", "per_second", "titled_table"]
 
 _LABEL_WIDTH = 9
 _DRAW_INTERVAL_S = 0.1
@@ -80,6 +82,20 @@ class Screen:
             transient=True,
             disable=not self.is_terminal,
         )
+
+
+def titled_table(title: str, *, expand: bool = False) -> Table:
+    """Return a table without rows; with ``expand``, it is as wide as the terminal."""
+    return Table(
+        title=Text(title),
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        expand=expand,
+    )
 
 
 async def _draw(live: Live) -> None:

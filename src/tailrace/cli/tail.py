@@ -221,9 +221,7 @@ async def _selected_partitions(cluster: Cluster, options: argparse.Namespace) ->
 
 async def _unknown_topic_error(cluster: Cluster, topic: str) -> UnknownTopicError:
     """Return an error that suggests a similar topic name."""
-    from tailrace.admin.topics import watched_topics
-
-    with watched_topics(cluster, None):
+    with cluster.watching(None):
         await cluster.refresh()
     close = get_close_matches(topic, cluster.topology.topics, n=1)
     hint = f", did you mean {close[0]!r}?" if close else ""

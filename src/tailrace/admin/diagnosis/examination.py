@@ -29,9 +29,9 @@ from tailrace.admin.diagnosis.findings import (
     GroupNeeds,
     Subject,
     TopicRole,
-    allowed,
 )
 from tailrace.admin.diagnosis.group_findings import GroupFacts, group_findings
+from tailrace.admin.diagnosis.permissions import allowed
 from tailrace.admin.diagnosis.topic_findings import TopicFacts, TopicsFacts, topic_findings
 from tailrace.config import ConsumerConfig
 from tailrace.error_codes import ErrorCode

@@ -14,14 +14,12 @@ from difflib import get_close_matches
 
 import anyio
 
-from tailrace.admin.descriptions import GroupDescription
 from tailrace.admin.diagnosis.broker_findings import BrokerFacts, ClockReading, ClusterFacts, VoterFacts
 from tailrace.admin.diagnosis.group_findings import OLD, VERY_OLD, Commit, GroupFacts, MemberFacts, PartitionFacts
 from tailrace.admin.diagnosis.topic_findings import SETTINGS, TopicFacts
-from tailrace.admin.groups import describe_group, list_groups
+from tailrace.admin.groups import GroupDescription, describe_group, list_groups
 from tailrace.admin.offsets import EARLIEST, LATEST, GroupOffset, committed_offsets
 from tailrace.admin.requests import ask_coordinator
-from tailrace.admin.topics import watched_topics
 from tailrace.config import ConsumerConfig, split_address
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import (
@@ -358,7 +356,7 @@ async def read_group_state(reached: ReachedCluster, group_id: str, topics: Colle
     except TailraceError as error:
         return GroupState(replace(facts, failure=reason_and_advice(error)[0]))
     read = {one.topic for one in (*committed, *group.owners)} | {t for one in group.members for t in one.topics}
-    with watched_topics(cluster, read | set(topics)):
+    with cluster.watching(read | set(topics)):
         await cluster.refresh()
         counts = cluster.topology.partition_counts(read | set(topics))
         partitions = [TopicPartition(name, number) for name, count in counts.items() for number in range(count)]
@@ -380,7 +378,7 @@ async def read_group_state(reached: ReachedCluster, group_id: str, topics: Colle
 async def log_sizes(reached: ReachedCluster, topics: Mapping[str, int]) -> dict[str, int]:
     """Return the number of offsets in the logs of each topic; ``topics`` maps names to numbers of partitions."""
     wanted = [TopicPartition(name, number) for name, count in topics.items() for number in range(count)]
-    with watched_topics(reached.cluster, topics):
+    with reached.cluster.watching(topics):
         await reached.cluster.refresh()
         begins = await _offsets(reached, dict.fromkeys(wanted, EARLIEST))
         ends = await _offsets(reached, dict.fromkeys(wanted, LATEST))
@@ -517,7 +515,7 @@ async def _ages(
         if topic.settings and topic.is_deleted_by_age and topic.number("retention.ms") > 0
     }
     ages: dict[TopicPartition, float] = {}
-    with watched_topics(reached.cluster, {one.topic for one in unread}):
+    with reached.cluster.watching({one.topic for one in unread}):
         await reached.cluster.refresh()
         for share in (OLD, VERY_OLD):
             times = {one: now_ms - int(topics[one.topic].number("retention.ms") * share) for one in unread}
@@ -534,7 +532,6 @@ async def _operations(reached: ReachedCluster, group_id: str) -> int:
             reached.cluster,
             group_id,
             DescribeGroupsRequest((group_id,), include_authorized_operations=True),
-            lambda answer: [one.error_code for one in answer.groups],
             timeout_s=reached.request_s,
             what=f"reading the permissions on group {group_id!r}",
         )

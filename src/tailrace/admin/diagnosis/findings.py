@@ -6,11 +6,9 @@ Pure: no clock, IO or logging.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-
-from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED
 
 __all__ = [
     "ClusterNeeds",
@@ -21,12 +19,10 @@ __all__ = [
     "Subject",
     "TopicNeeds",
     "TopicRole",
-    "allowed",
     "counted",
     "duration",
     "exit_code",
     "named",
-    "permission_findings",
 ]
 
 
@@ -235,42 +231,3 @@ class CommandLines:
     def connect(host: str, port: int) -> str:
         """Return the command that tries a TCP connection."""
         return shlex.join(["nc", "-vz", host, str(port)])
-
-
-# ---- permissions (KIP-430) -----------------------------------------------------------------------------------------
-
-_CODES = {
-    "Read": 3,
-    "Write": 4,
-    "Create": 5,
-    "Delete": 6,
-    "Alter": 7,
-    "Describe": 8,
-    "ClusterAction": 9,
-    "DescribeConfigs": 10,
-    "AlterConfigs": 11,
-    "IdempotentWrite": 12,
-}
-"""Codes of ``org.apache.kafka.common.acl.AclOperation``."""
-
-
-def allowed(operations: int) -> tuple[str, ...]:
-    """Return the names of the operations in ``operations``, a bit field of a response."""
-    return tuple(name for name, code in _CODES.items() if operations >> code & 1)
-
-
-def permission_findings(
-    resource: str, name: str, operations: int, needed: Iterable[str], commands: CommandLines
-) -> Iterator[Finding]:
-    """Yield a finding for each needed operation that is not authorized; ``resource`` is "topic" or "group"."""
-    if operations == OPERATIONS_NOT_REQUESTED:
-        return
-    for operation in needed:
-        if not operations >> _CODES[operation] & 1:
-            yield Subject(f"{resource} {name}").problem(
-                f"{resource}.permission",
-                f"{commands.principal} is not authorized to {operation} this {resource}, only to"
-                f" {named(allowed(operations), 8) or '-'}",
-                f"grant {operation}",
-                commands.allow(operation, resource, name),
-            )

@@ -21,8 +21,8 @@ from tailrace.admin.diagnosis.findings import (
     counted,
     duration,
     named,
-    permission_findings,
 )
+from tailrace.admin.diagnosis.permissions import permission_findings
 from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED
 from tailrace.records import TopicPartition
 

@@ -16,8 +16,8 @@ from tailrace.admin.diagnosis.findings import (
     counted,
     duration,
     named,
-    permission_findings,
 )
+from tailrace.admin.diagnosis.permissions import permission_findings
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.protocol.metadata import OPERATIONS_NOT_REQUESTED, TopicMetadata
 

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import cast
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from tailrace.admin.offsets import LATEST, list_offsets
-from tailrace.admin.topics import partitions_of, watched_topics
+from tailrace.admin.topics import partitions_of
 from tailrace.app.failures.dead_letters import DeadLetter, Origin, read_dead_letter
 from tailrace.app.topics.names import DEAD
 from tailrace.cli.dead_letters import DeadLetterFilter, DeadLetterPosition, position_of
@@ -41,7 +40,7 @@ from tailrace.cli.dead_letters.replay import (
 from tailrace.cli.options import WITHOUT_GROUP, explicit_options
 from tailrace.cli.output import count, counted, iso_text, to_json, to_text, utc_text, write_json
 from tailrace.cli.reading import read_batches
-from tailrace.cli.screen import Screen
+from tailrace.cli.screen import Screen, titled_table
 from tailrace.config import ConsumerConfig, ConsumerOptions, resolve
 from tailrace.consumer.consumer import Consumer
 from tailrace.error_codes import ErrorCode
@@ -136,7 +135,7 @@ class DeadLetterReader:
         return {one: listed.offset for one, listed in found.items()}
 
     async def _unknown_topic_error(self) -> UnknownTopicError:
-        with watched_topics(self._cluster, None):
+        with self._cluster.watching(None):
             await self._cluster.refresh()
         existing = sorted(name for name, topic in self._cluster.topology.topics.items() if not topic.is_internal)
         dead = [name for name in existing if name.endswith((".dead", "dlq", "DLQ", "dead-letters"))]
@@ -426,7 +425,7 @@ async def _summarize(dead_letters: AsyncIterator[DeadLetter], marks: ReplayMarks
 
 
 def _summary_table(topic: str, summaries: Iterable[_FailureSummary]) -> Table:
-    table = _table(f"{topic}, by handler and error (times in UTC)")
+    table = titled_table(_escape(f"{topic}, by handler and error (times in UTC)"), expand=True)
     table.add_column("handler, error", overflow="fold", ratio=1)
     table.add_column("count", justify="right", no_wrap=True)
     table.add_column("replayed", justify="right", no_wrap=True)
@@ -451,7 +450,7 @@ def _summary_table(topic: str, summaries: Iterable[_FailureSummary]) -> Table:
 
 def _letters_table(letters: list[DeadLetter], marks: ReplayMarks) -> Table:
     """Return a table of the first 20 dead letters; if there are more, the last row counts the others."""
-    table = _table("in the order of sending (times in UTC)")
+    table = titled_table("in the order of sending (times in UTC)", expand=True)
     table.add_column("offset", justify="right", no_wrap=True)
     table.add_column("failed", no_wrap=True, min_width=19)
     table.add_column("origin", overflow="fold", ratio=1)
@@ -555,16 +554,3 @@ def _print_indented(screen: Screen, text: str) -> None:
     """Print text indented and without wrapping, so that it can be copied."""
     for line in _escape(text).splitlines():
         screen.console.print(Text(f"  {line}"), soft_wrap=True)
-
-
-def _table(title: str) -> Table:
-    return Table(
-        title=Text(_escape(title)),
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        expand=True,
-    )

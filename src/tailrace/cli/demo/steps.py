@@ -13,7 +13,6 @@ from contextlib import ExitStack, closing
 from itertools import islice
 
 import msgspec
-from rich import box
 from rich.table import Table
 
 from tailrace.admin.groups import delete_group
@@ -33,7 +32,7 @@ from tailrace.cli.demo.flights import (
 from tailrace.cli.demo.on_spark import SparkReader, check_spark
 from tailrace.cli.kafka import local_broker
 from tailrace.cli.output import count
-from tailrace.cli.screen import Screen, megabytes, per_second
+from tailrace.cli.screen import Screen, megabytes, per_second, titled_table
 from tailrace.config import ConsumerOptions, resolve
 from tailrace.consumer.consumer import Consumer
 from tailrace.errors import ConfigurationError, ConsumerTimeoutError, TailraceError
@@ -437,7 +436,7 @@ class _Member:
 
 
 def _routes_table(counts: HandledFlights) -> Table:
-    table = _table(f"Highest mean arrival delays ({FEWEST_FLIGHTS} or more flights)")
+    table = titled_table(f"Highest mean arrival delays ({FEWEST_FLIGHTS} or more flights)")
     table.add_column("from")
     table.add_column("to")
     table.add_column("", overflow="ellipsis", no_wrap=True, max_width=30, style="dim")
@@ -453,7 +452,7 @@ def _routes_table(counts: HandledFlights) -> Table:
 
 def _partitions_table(proof: Sequence[PartitionProof]) -> Table:
     """Return a table of the counts by partition; it has a column of members unless Spark read the records."""
-    table = _table("Records by partition")
+    table = titled_table("Records by partition")
     table.add_column("partition", justify="right")
     has_members = any(one.members for one in proof)
     if has_members:
@@ -488,15 +487,3 @@ def verdict(proof: Sequence[PartitionProof]) -> str:
         return f"all {count(sum(one.produced for one in proof))} records were handled exactly once and committed"
     wrong = [str(partition) for partition, one in enumerate(proof) if not one.holds]
     return f"not every record was handled exactly once and committed: see partition {', '.join(wrong)}"
-
-
-def _table(title: str) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-    )

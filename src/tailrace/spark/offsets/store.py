@@ -26,7 +26,7 @@ from tailrace.admin.offsets import (
     epoch_end_offsets,
     list_offsets,
 )
-from tailrace.admin.topics import partitions_of, watched_topics
+from tailrace.admin.topics import partitions_of
 from tailrace.app.handlers import Handler
 from tailrace.app.topics.creation import create_group_topics
 from tailrace.app.topics.routes import Routes
@@ -359,7 +359,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
     async def _partitions(self, topics: Collection[str], patterns: Sequence[Any]) -> list[TopicPartition]:
         names = set(topics)
         if patterns:
-            with watched_topics(self._cluster, None):
+            with self._cluster.watching(None):
                 await self._cluster.retrying(
                     self._cluster.refresh, timeout_s=self._timeout_s, what="looking for topics"
                 )
