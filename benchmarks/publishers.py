@@ -58,6 +58,7 @@ class _Clock:
 async def tailrace(job: PublishJob) -> tuple[float, float]:
     from tailrace.config import resolve
     from tailrace.producer.producer import Producer
+    from tailrace.producer.publisher import OutgoingRecord
     from tailrace.producer.transactional_producer import TransactionalProducer
 
     config = resolve({"bootstrap_servers": job.bootstrap_servers})
@@ -67,13 +68,13 @@ async def tailrace(job: PublishJob) -> tuple[float, float]:
             for _ in range(job.records // GROUP_SIZE):
                 await transactions.begin()
                 for _ in range(GROUP_SIZE):
-                    await transactions.send(job.topic, job.value)
+                    await transactions.send(OutgoingRecord(job.topic, job.value))
                 await transactions.commit()
             return clock.read()
     async with Producer(config) as producer:
-        await producer.publish(job.topic, job.value)
+        await producer.publish(OutgoingRecord(job.topic, job.value))
         clock = _Clock()
-        await _publish_all(job, lambda: producer.send(job.topic, job.value), producer.flush)
+        await _publish_all(job, lambda: producer.send(OutgoingRecord(job.topic, job.value)), producer.flush)
         return clock.read()
 
 

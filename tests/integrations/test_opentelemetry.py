@@ -22,10 +22,11 @@ from opentelemetry.semconv.attributes import error_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tailrace import App, Consumer, Message, PartialFailureError, PublishError, Record, Retry, TopicPartition
+from tailrace.app.publish.results import instrumented
 from tailrace.integrations.messaging_conventions import DURATION_BUCKETS_S, Attribute, Metric
 from tailrace.integrations.opentelemetry import OpenTelemetry
 from tailrace.observe.events import CommitFailed, FetchFailed, OffsetsCommitted, RecordDeadLettered
-from tailrace.producer.publisher import instrumented
+from tailrace.producer.publisher import OutgoingRecord
 from tailrace.testing import TestApp
 from tailrace.testing.topic_log import TopicLog
 from tests.support.event_recorder import EventRecorder
@@ -141,7 +142,7 @@ async def test_a_record_without_a_trace_begins_one(recorded):
     with recorded.tracer.start_as_current_span("startup"):
         async with TestApp(app) as kafka:
             await kafka.send("orders", None)
-            await kafka._log.publish("orders", b"from elsewhere")
+            await kafka._log.publish(OutgoingRecord("orders", b"from elsewhere"))
             await kafka.settled()
 
     first, second = recorded.spans("process orders")
@@ -201,7 +202,7 @@ async def test_the_span_of_a_batch_links_to_the_spans_of_its_records(recorded):
 
     async with TestApp(app) as kafka:
         for headers in ([PRODUCER], [PRODUCER], [OTHER], []):
-            await kafka._log.publish("orders", b"x", headers=headers)
+            await kafka._log.publish(OutgoingRecord("orders", b"x", headers=headers))
         await kafka.settled()
 
     process = recorded.span("process orders")
@@ -259,7 +260,7 @@ async def test_dead_letters_of_a_batch_continue_its_trace(recorded):
 
     async with TestApp(app) as kafka:
         for _ in range(3):
-            await kafka._log.publish("orders", b"x", headers=[PRODUCER])
+            await kafka._log.publish(OutgoingRecord("orders", b"x", headers=[PRODUCER]))
         await kafka.settled()
         (letter,) = kafka.dead_letters("orders")
 

@@ -9,12 +9,14 @@ from tailrace.error_codes import ErrorCode
 from tailrace.errors import PublishError, PublishTooLargeError
 from tailrace.producer.accumulator import (
     Appended,
+    BatchAnswer,
     DeliveredBatch,
     FailedBatch,
     PendingBatch,
     ProducerSettings,
     RecordAccumulator,
 )
+from tailrace.producer.publisher import OutgoingRecord
 from tailrace.producer.transaction_machine import ProducerId
 from tailrace.records import TopicPartition
 from tests.support.simulation.listed_batch import ListedBatch
@@ -33,7 +35,8 @@ class Bench:
 
     def append(self, *values: int, place: TopicPartition = PLACE) -> list[Appended]:
         return [
-            self.accumulator.append(place, None, value, (), None, value, self.now, self.now + 60) for value in values
+            self.accumulator.append(place, OutgoingRecord(place.topic, value), value, self.now, self.now + 60)
+            for value in values
         ]
 
     def take(self) -> list[PendingBatch]:
@@ -42,7 +45,7 @@ class Bench:
 
     def answer(self, batch: PendingBatch, code: int = 0, offset: int = 0, **more: object) -> list:
         self.accumulator.end_request(1)
-        return self.accumulator.handle_answer(batch, code, offset, self.now, **more)
+        return self.accumulator.handle_answer(batch, BatchAnswer(code, offset, **more), self.now)
 
     def confirmed(self) -> Bench:
         """Return the bench after one acknowledged record, so that several batches may be in flight."""

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from tailrace.core.backoff import Backoff
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import PublishError, PublishTooLargeError
-from tailrace.producer.accumulator import DeliveredBatch, Outcome, PendingBatch, ProducerSettings, RecordAccumulator
+from tailrace.producer.accumulator import (
+    BatchAnswer,
+    DeliveredBatch,
+    Outcome,
+    PendingBatch,
+    ProducerSettings,
+    RecordAccumulator,
+)
+from tailrace.producer.publisher import OutgoingRecord
 from tailrace.producer.transaction_machine import ProducerId
 from tailrace.records import TopicPartition
 from tests.support.simulation.listed_batch import ListedBatch
@@ -84,7 +92,7 @@ class Simulation:
         for _ in range(count % 5 + 1):
             value = self.count = self.count + 1
             self.appended[place].append(value)
-            self.accumulator.append(place, None, value, (), None, value, self.now, self.now + 30)
+            self.accumulator.append(place, OutgoingRecord(place.topic, value), value, self.now, self.now + 30)
 
     def pump(self, *_: int) -> None:
         self.note(self.accumulator.expire(self.now))
@@ -96,7 +104,7 @@ class Simulation:
         if self.requests:
             for batch, epoch, sequence, values in self.ended():
                 code, offset = self.logs[batch.partition].append(epoch, sequence, values)
-                self.note(self.accumulator.handle_answer(batch, code, offset, self.now))
+                self.note(self.accumulator.handle_answer(batch, BatchAnswer(code, offset), self.now))
 
     def refuse(self, which: int, stores: int) -> None:
         """Respond with a retriable error, possibly after storing the batches."""
@@ -107,7 +115,7 @@ class Simulation:
                 if stores % 2:
                     refused, _ = self.logs[batch.partition].append(epoch, sequence, values)
                     code = refused or code
-                self.note(self.accumulator.handle_answer(batch, code, -1, self.now))
+                self.note(self.accumulator.handle_answer(batch, BatchAnswer(code), self.now))
 
     def lose(self, arrived: int, written: int) -> None:
         """Break the connection; some requests have arrived."""

@@ -13,6 +13,7 @@ from tailrace import PublishError
 from tailrace.config import resolve
 from tailrace.error_codes import ErrorCode
 from tailrace.producer.producer import Producer
+from tailrace.producer.publisher import OutgoingRecord
 from tailrace.protocol.metadata import MetadataRequest
 from tailrace.protocol.records import ProduceRequest
 from tailrace.testing import KafkaServer
@@ -44,7 +45,7 @@ def producer_of(server, **options: object) -> Producer:
 
 async def publish_all(producer: Producer, topic: str, count: int) -> None:
     """Publish numbers in many batches, and assert the offset of each future."""
-    futures = [await producer.send(topic, b"%d" % n + b" " * 90, partition=0) for n in range(count)]
+    futures = [await producer.send(OutgoingRecord(topic, b"%d" % n + b" " * 90, partition=0)) for n in range(count)]
     assert [(await future).offset for future in futures] == list(range(count))
 
 
@@ -97,9 +98,12 @@ async def test_repeated_connection_resets_lose_nothing(proxied, proxied_topic):
 async def test_a_canceled_publish_delays_no_other_record(proxied, proxied_topic):
     """A record whose publish() is canceled in flight is stored once, and later records follow."""
     async with producer_of(proxied) as producer, asyncio.timeout(30):
-        await producer.publish(proxied_topic, b"0", partition=0)
+        await producer.publish(OutgoingRecord(proxied_topic, b"0", partition=0))
         with proxied.proxy.hold_answer(ProduceRequest) as held:
-            publishing = [asyncio.create_task(producer.publish(proxied_topic, b"%d" % n, partition=0)) for n in (1, 2)]
+            publishing = [
+                asyncio.create_task(producer.publish(OutgoingRecord(proxied_topic, b"%d" % n, partition=0)))
+                for n in (1, 2)
+            ]
             await held.wait_applied()
             publishing[0].cancel()
             held.release()
@@ -114,10 +118,10 @@ async def test_unacknowledged_records_need_bounded_memory(proxied, proxied_topic
     """publish() waits while ``max_buffered_bytes`` are unacknowledged, and a canceled wait publishes nothing."""
     config = resolve({"bootstrap_servers": proxied.bootstrap_servers}, {})
     async with Producer(config, max_buffered_bytes=5_000) as producer, asyncio.timeout(30):
-        await producer.publish(proxied_topic, b"0")
+        await producer.publish(OutgoingRecord(proxied_topic, b"0"))
         with proxied.proxy.hold_answer(ProduceRequest) as held:
-            await producer.send(proxied_topic, b"1" + b" " * 5_000)
-            waiting = [asyncio.create_task(producer.publish(proxied_topic, b"%d" % n)) for n in (2, 3)]
+            await producer.send(OutgoingRecord(proxied_topic, b"1" + b" " * 5_000))
+            waiting = [asyncio.create_task(producer.publish(OutgoingRecord(proxied_topic, b"%d" % n))) for n in (2, 3)]
             await held.wait_applied()
             assert not any(task.done() for task in waiting)
             waiting[0].cancel()
@@ -131,9 +135,9 @@ async def test_close_fails_records_that_are_not_acknowledged_in_time(proxied, pr
     """close() fails unacknowledged records after its timeout, so that no publish() waits forever."""
     producer = producer_of(proxied)
     await producer.start()
-    await producer.publish(proxied_topic, b"0")
+    await producer.publish(OutgoingRecord(proxied_topic, b"0"))
     with proxied.proxy.hold_answer(ProduceRequest) as held:
-        publishing = asyncio.create_task(producer.publish(proxied_topic, b"1"))
+        publishing = asyncio.create_task(producer.publish(OutgoingRecord(proxied_topic, b"1")))
         await held.wait_applied()
         async with asyncio.timeout(5):
             await producer.close(0.2)
@@ -146,7 +150,7 @@ async def test_close_fails_records_that_wait_for_metadata(proxied):
     producer = producer_of(proxied)
     await producer.start()
     with proxied.proxy.hold_answer(MetadataRequest) as held:
-        publishing = asyncio.create_task(producer.publish(f"missing-{uuid.uuid4().hex}", b"1"))
+        publishing = asyncio.create_task(producer.publish(OutgoingRecord(f"missing-{uuid.uuid4().hex}", b"1")))
         await held.wait_applied()
         async with asyncio.timeout(5):
             await producer.close()
@@ -167,7 +171,7 @@ async def test_leaders_that_move_lose_and_repeat_nothing(kafka_cluster, name):
         while not is_over or number < 100:
             values = range(number, number + 20)
             placed = await asyncio.gather(
-                *(producer.publish(name, b"%d" % value, partition=partition) for value in values)
+                *(producer.publish(OutgoingRecord(name, b"%d" % value, partition=partition)) for value in values)
             )
             published[partition] += zip(values, (one.offset for one in placed), strict=True)
             number += 20
@@ -193,19 +197,19 @@ async def test_a_defect_in_the_sender_raises_in_every_call(proxied, proxied_topi
         producer = producer_of(proxied)
         await producer.start()
         stack.push_async_callback(producer.close)
-        await producer.publish(proxied_topic, b"0")
+        await producer.publish(OutgoingRecord(proxied_topic, b"0"))
 
         def fail() -> None:
             raise ZeroDivisionError("a defect")
 
         with proxied.proxy.hold_answer(ProduceRequest) as held:
-            publishing = asyncio.create_task(producer.publish(proxied_topic, b"1"))
+            publishing = asyncio.create_task(producer.publish(OutgoingRecord(proxied_topic, b"1")))
             await held.wait_applied()
             flushing = asyncio.create_task(producer.flush())
             await asyncio.sleep(0)
             producer._running.sender.on_progress = fail
             producer._running.sender.wake()
-            for one in (publishing, flushing, producer.publish(proxied_topic, b"2")):
+            for one in (publishing, flushing, producer.publish(OutgoingRecord(proxied_topic, b"2"))):
                 with pytest.raises(PublishError, match=r"the producer has failed: .*a defect.*start another"):
                     await one
 

@@ -20,7 +20,7 @@ from tailrace import (
 )
 from tailrace.config import resolve
 from tailrace.producer.producer import Producer
-from tailrace.producer.publisher import Published
+from tailrace.producer.publisher import OutgoingRecord, Published
 from tailrace.producer.transaction_machine import ProducerState
 from tailrace.producer.transactional_producer import TransactionalProducer
 from tailrace.testing import KafkaServer
@@ -51,8 +51,10 @@ async def test_publish_returns_partition_and_offset_of_the_record(kafka_server, 
     """publish() returns partition and offset of the record, which has the given key, value, headers and timestamp."""
     async with new_producer() as producer:
         places = [
-            await producer.publish(topic, b"v", key=b"k", headers=[("h", b"1")], partition=2, timestamp_ms=1_234_567),
-            await producer.publish(topic, None, key=b"k", partition=2),
+            await producer.publish(
+                OutgoingRecord(topic, b"v", key=b"k", headers=[("h", b"1")], partition=2, timestamp_ms=1_234_567)
+            ),
+            await producer.publish(OutgoingRecord(topic, None, key=b"k", partition=2)),
         ]
 
     first, second = await read_all(kafka_server, topic, 2)
@@ -64,7 +66,10 @@ async def test_publish_returns_partition_and_offset_of_the_record(kafka_server, 
 async def test_a_key_has_one_partition(new_producer, topic):
     """Records of one key are in one partition, and keys are spread over all partitions."""
     async with new_producer() as producer, asyncio.TaskGroup() as tasks:
-        sent = {n: tasks.create_task(producer.publish(topic, b"%d" % n, key=b"%d" % (n % 20))) for n in range(200)}
+        sent = {
+            n: tasks.create_task(producer.publish(OutgoingRecord(topic, b"%d" % n, key=b"%d" % (n % 20))))
+            for n in range(200)
+        }
 
     places = {key: {sent[n].result().partition for n in sent if n % 20 == key} for key in range(20)}
     assert {len(partitions) for partitions in places.values()} == {1}
@@ -74,11 +79,11 @@ async def test_a_key_has_one_partition(new_producer, topic):
 async def test_a_partition_that_was_added_since_is_found(kafka_server, new_producer, topic):
     """publish() to an unknown partition refreshes the metadata before it raises."""
     async with new_producer() as producer:
-        await producer.publish(topic, b"v")
+        await producer.publish(OutgoingRecord(topic, b"v"))
         kafka_server.add_partitions(topic, 5)
-        placed = await producer.publish(topic, b"v", partition=4)
+        placed = await producer.publish(OutgoingRecord(topic, b"v", partition=4))
         with pytest.raises(PublishError, match="has no partition 5 - its partitions are 0 to 4"):
-            await producer.publish(topic, b"v", partition=5)
+            await producer.publish(OutgoingRecord(topic, b"v", partition=5))
 
     assert placed.partition == TopicPartition(topic, 4)
 
@@ -90,13 +95,15 @@ async def test_concurrent_calls_keep_their_order(new_producer, topic):
 
     async def publish(value: bytes) -> None:
         while not is_over:
-            await producer.publish(topic, value, partition=0)
+            await producer.publish(OutgoingRecord(topic, value, partition=0))
 
     async with new_producer() as producer, asyncio.TaskGroup() as tasks:
         for n in range(20):
             tasks.create_task(publish(b"y" * 3_000 * n))
-        await producer.publish(topic, b"", partition=0)
-        places = await asyncio.gather(*(producer.publish(topic, value, partition=0) for value in values))
+        await producer.publish(OutgoingRecord(topic, b"", partition=0))
+        places = await asyncio.gather(
+            *(producer.publish(OutgoingRecord(topic, value, partition=0)) for value in values)
+        )
         is_over = True
 
     offsets = [place.offset for place in places]
@@ -129,11 +136,11 @@ async def test_a_refused_record_raises_in_its_own_publish_only(  # noqa: PLR0917
     kafka_server.create_topic(strict := f"{topic}-strict", config=config)
 
     async with new_producer() as producer:
-        places = [await producer.publish(strict, b"0", key=b"k")]
+        places = [await producer.publish(OutgoingRecord(strict, b"0", key=b"k"))]
         for n in (1, 2):
             with pytest.raises(PublishError, match=f"{strict}.*{message}"):
-                await producer.publish(strict, value)
-            places.append(await producer.publish(strict, b"%d" % n, key=b"k"))
+                await producer.publish(OutgoingRecord(strict, value))
+            places.append(await producer.publish(OutgoingRecord(strict, b"%d" % n, key=b"k")))
 
     assert [place.offset for place in places] == [0, 1, 2]
     assert [record.value for record in await read_all(kafka_server, strict, 3)] == [b"0", b"1", b"2"]
@@ -145,11 +152,11 @@ async def test_a_refused_record_fails_alone(kafka_server, new_producer, topic):
     values = {n: b"%d " % n + b"x" * (20_000 if n % 50 == 7 else 1_000) for n in range(300)}
 
     async with new_producer() as producer:
-        await producer.publish(strict, b"first")
+        await producer.publish(OutgoingRecord(strict, b"first"))
         results = await asyncio.gather(
-            *(producer.publish(strict, one) for one in values.values()), return_exceptions=True
+            *(producer.publish(OutgoingRecord(strict, one)) for one in values.values()), return_exceptions=True
         )
-        last = await producer.publish(strict, b"last")
+        last = await producer.publish(OutgoingRecord(strict, b"last"))
 
     refused = [n for n, one in enumerate(results) if isinstance(one, PublishTooLargeError)]
     placed = {one.offset: values[n] for n, one in enumerate(results) if isinstance(one, Published)}
@@ -166,13 +173,13 @@ async def test_refused_records_do_not_affect_records_of_other_tasks(kafka_server
 
     async def publish(key: int) -> None:
         for n in range(150):
-            await producer.publish(topic if key % 2 else strict, b"%d" % n, key=b"%d" % key)
+            await producer.publish(OutgoingRecord(topic if key % 2 else strict, b"%d" % n, key=b"%d" % key))
 
     async with new_producer() as producer, asyncio.TaskGroup() as tasks:
         publishing = [tasks.create_task(publish(key)) for key in range(20)]
         while refused <= 10 or not all(task.done() for task in publishing):
             with pytest.raises(PublishTooLargeError):
-                await producer.publish(strict, b"x" * 2_000, partition=refused % 2)
+                await producer.publish(OutgoingRecord(strict, b"x" * 2_000, partition=refused % 2))
             refused += 1
 
     records = [*await read_all(kafka_server, topic, 1_500), *await read_all(kafka_server, strict, 1_500)]
@@ -184,7 +191,7 @@ async def test_publish_to_a_missing_partition_raises(new_producer, topic):
     """A missing partition raises PublishError in publish() and publish_many()."""
     async with new_producer() as producer:
         with pytest.raises(PublishError, match=topic):
-            await producer.publish(topic, b"x", partition=7)
+            await producer.publish(OutgoingRecord(topic, b"x", partition=7))
         with pytest.raises(PublishError, match=topic):
             await producer.publish_many(topic, 7, [(None, b"x")])
 
@@ -193,7 +200,7 @@ async def test_publish_to_a_missing_topic_raises_after_the_timeout(new_producer,
     """publish() to a missing topic raises after ``default_api_timeout_ms``, with the name of the topic."""
     async with new_producer(default_api_timeout_ms=500) as producer:
         with pytest.raises(PublishError, match=r"finding topic '.*-gone': .*UNKNOWN_TOPIC_OR_PARTITION"):
-            await producer.publish(f"{topic}-gone", b"x")
+            await producer.publish(OutgoingRecord(f"{topic}-gone", b"x"))
 
 
 async def test_flush_raises_if_records_of_publish_many_were_refused(kafka_server, new_producer, topic):
@@ -204,11 +211,11 @@ async def test_flush_raises_if_records_of_publish_many_were_refused(kafka_server
 
     async def publish() -> None:
         async with new_producer() as producer:
-            places.append(await producer.publish(small, b"0"))
+            places.append(await producer.publish(OutgoingRecord(small, b"0")))
             await producer.publish_many(small, 0, [(None, b"x" * 10_000)])
             with pytest.raises(PublishError, match="MESSAGE_TOO_LARGE"):
                 await producer.flush()
-            places.append(await producer.publish(small, b"1"))
+            places.append(await producer.publish(OutgoingRecord(small, b"1")))
 
     with pytest.raises(PublishError, match="MESSAGE_TOO_LARGE"):
         await publish()
@@ -222,10 +229,10 @@ async def test_a_producer_accepts_the_security_options_of_a_consumer():
         server.create_topic("t")
         config = resolve(server.client_options, {})
         async with Producer(config) as producer:
-            assert await producer.publish("t", b"x") == Published(TopicPartition("t", 0), 0)
+            assert await producer.publish(OutgoingRecord("t", b"x")) == Published(TopicPartition("t", 0), 0)
         async with TransactionalProducer(config, transactional_id="x") as transactional:
             await transactional.begin()
-            await transactional.send("t", b"x")
+            await transactional.send(OutgoingRecord("t", b"x"))
             await transactional.commit()
             assert transactional.state is ProducerState.READY
         stranger = resolve({**server.client_options, "sasl_plain_password": "another"}, {})
@@ -270,7 +277,7 @@ async def test_a_failed_token_provider_is_called_again():
             async def publish_until(is_over: Callable[[], bool]) -> None:
                 while not is_over():
                     await asyncio.sleep(0.2)  # longer than connections_max_idle_ms
-                    await producer.publish("t", b"x")
+                    await producer.publish(OutgoingRecord("t", b"x"))
 
             tokens.fails = 1
             await publish_until(lambda: not tokens.fails)
@@ -294,12 +301,12 @@ async def test_calls_to_a_frozen_broker_end_at_their_timeouts():
         producer = Producer(resolve({**server.client_options, **options}, {}))
         before = asyncio.all_tasks()
         await producer.start()
-        await producer.publish("t", b"x")
+        await producer.publish(OutgoingRecord("t", b"x"))
         server.pause()
 
         async with asyncio.timeout(20):
             with pytest.raises(PublishError, match="no acknowledgement"):
-                await producer.publish("t", b"x")
+                await producer.publish(OutgoingRecord("t", b"x"))
             await producer.close()
 
         if left := asyncio.all_tasks() - before:
@@ -311,13 +318,13 @@ async def test_calls_to_a_frozen_broker_end_at_their_timeouts():
 async def test_publish_before_the_start_raises(new_producer):
     """publish() outside of ``async with`` raises ConsumerStateError."""
     with pytest.raises(ConsumerStateError, match="async with"):
-        await new_producer().publish("t", b"x")
+        await new_producer().publish(OutgoingRecord("t", b"x"))
 
 
 async def test_an_illegal_topic_name_raises_before_a_request(new_producer):
     """An illegal topic name raises at once, without a request."""
     async with new_producer() as producer, asyncio.timeout(5):
         with pytest.raises(PublishError, match=r"'new orders' is not a legal topic name: .* ' '"):
-            await producer.publish("new orders", b"1")
+            await producer.publish(OutgoingRecord("new orders", b"1"))
         with pytest.raises(PublishError, match=r"'new orders' is not a legal topic name"):
             await producer.publish_many("new orders", 0, [(None, b"1")])

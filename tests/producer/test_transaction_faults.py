@@ -13,6 +13,7 @@ from tailrace import OffsetAndMetadata, ProducerFencedError, PublishError, Topic
 from tailrace.config import split_address
 from tailrace.core.group_requests import Identity
 from tailrace.error_codes import ErrorCode
+from tailrace.producer.publisher import OutgoingRecord
 from tailrace.producer.transaction_machine import ProducerState
 from tailrace.producer.transactional_producer import TransactionalProducer
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataResponse
@@ -50,7 +51,7 @@ async def begin(producer: TransactionalProducer, topic: str, value: bytes) -> No
     """Begin a transaction, and send a record to each of two partitions."""
     await producer.begin()
     for partition in (0, 1):
-        await producer.send(topic, value, partition=partition)
+        await producer.send(OutgoingRecord(topic, value, partition=partition))
 
 
 async def publish(producer: TransactionalProducer, topic: str, value: bytes, group: str, number: int) -> None:
@@ -84,7 +85,7 @@ async def test_start_retries_after_a_lost_response(ledger, proxy, group, request
 
     async with ledger.producer(name) as zombie:
         await zombie.begin()
-        await zombie.send(topic, b"zombie")
+        await zombie.send(OutgoingRecord(topic, b"zombie"))
         with getattr(proxy, fault)(request_):
             async with ledger.producer(name, config=IMPATIENT) as successor:
                 await publish(successor, topic, b"1", group, 1)
@@ -280,7 +281,7 @@ async def test_calls_to_a_frozen_broker_end_at_their_timeouts(ledger, proxy):
     async with asyncio.timeout(15):
         async with ledger.producer(config=options) as producer:
             await producer.begin()
-            await producer.send(topic, b"x")
+            await producer.send(OutgoingRecord(topic, b"x"))
             proxy.black_hole()
             with pytest.raises(PublishError, match="not completed in time"):
                 await producer.commit()
@@ -298,7 +299,7 @@ async def test_a_transaction_timeout_raises_with_advice(ledger):
 
     async with ledger.producer(name, transaction_timeout_ms=2_500) as slow:
         await slow.begin()
-        await slow.send(topic, b"slow", partition=0)
+        await slow.send(OutgoingRecord(topic, b"slow", partition=0))
         await ledger.flush(slow)
         # The read ends once the broker has aborted the open transaction.
         assert await ledger.values(topic) == []
@@ -306,7 +307,7 @@ async def test_a_transaction_timeout_raises_with_advice(ledger):
             await slow.commit()
         async with ledger.producer(name) as other:
             await other.begin()
-            await other.send(topic, b"other")
+            await other.send(OutgoingRecord(topic, b"other"))
             await other.commit()
 
     assert await ledger.values(topic) == [b"other"]
@@ -335,7 +336,7 @@ async def test_brokers_that_have_moved_are_found_again(own_server, proxy, ledger
 
 async def publish_one(producer: TransactionalProducer, topic: str, value: bytes) -> None:
     await producer.begin()
-    await producer.send(topic, value)
+    await producer.send(OutgoingRecord(topic, value))
     await producer.commit()
 
 

@@ -15,6 +15,7 @@ from tailrace import (
     TopicPartition,
 )
 from tailrace.config import resolve
+from tailrace.producer.publisher import OutgoingRecord
 from tailrace.producer.transaction_machine import OPEN, ProducerState
 from tailrace.producer.transactional_producer import TransactionalProducer
 from tests.support.committed_records import CommittedRecords
@@ -31,16 +32,16 @@ async def test_a_refused_record_aborts_its_transaction(ledger):
 
     async with ledger.producer() as producer:
         await producer.begin()
-        await producer.send(topic, b"with it")
-        await producer.send(small, b"x" * 10_000)
+        await producer.send(OutgoingRecord(topic, b"with it"))
+        await producer.send(OutgoingRecord(small, b"x" * 10_000))
         with pytest.raises(PublishError, match=rf"{small}\[0\].*MESSAGE_TOO_LARGE.*the transaction was aborted"):
             await producer.commit()
         with pytest.raises(PublishError, match=r"the transaction is over: .*MESSAGE_TOO_LARGE"):
-            await producer.send(topic, b"after it")
+            await producer.send(OutgoingRecord(topic, b"after it"))
         await producer.abort()
         await producer.begin()
-        await producer.send(topic, b"the next")
-        await producer.send(small, b"x")
+        await producer.send(OutgoingRecord(topic, b"the next"))
+        await producer.send(OutgoingRecord(small, b"x"))
         await producer.commit()
 
     assert await ledger.values(topic) == [b"the next"]
@@ -53,14 +54,14 @@ async def test_an_invalid_record_leaves_the_transaction_open(ledger, monkeypatch
 
     async with ledger.producer() as producer:
         await producer.begin()
-        await producer.send(topic, b"good")
+        await producer.send(OutgoingRecord(topic, b"good"))
         monkeypatch.setattr("tailrace.producer.runtime._TOPIC_GRACE_S", 1.0)
         with pytest.raises(PublishError, match=r"no-such-topic.*UNKNOWN_TOPIC_OR_PARTITION"):
-            await producer.send("no-such-topic", b"bad")
+            await producer.send(OutgoingRecord("no-such-topic", b"bad"))
         with pytest.raises(PublishError, match="has no partition 7 - its partitions are 0 to 0"):
-            await producer.send(topic, b"bad", partition=7)
+            await producer.send(OutgoingRecord(topic, b"bad", partition=7))
         with pytest.raises(PublishError, match=f"{topic}: cannot encode the record"):
-            await producer.send(topic, "text")
+            await producer.send(OutgoingRecord(topic, "text"))
         await producer.commit()
 
     assert await ledger.values(topic) == [b"good"]
@@ -74,7 +75,7 @@ async def test_a_call_in_the_wrong_state_raises_with_advice(ledger):
 
     async with producer:
         with pytest.raises(ConsumerStateError, match="begin"):
-            await producer.send(topic, b"x")
+            await producer.send(OutgoingRecord(topic, b"x"))
         with pytest.raises(ConsumerStateError, match="begin"):
             await producer.commit()
         await producer.abort()
@@ -117,12 +118,12 @@ async def test_a_partition_that_was_added_since_is_found(kafka_server, ledger):
 
     async with ledger.producer() as producer:
         await producer.begin()
-        await producer.send(topic, b"0")
+        await producer.send(OutgoingRecord(topic, b"0"))
         await producer.commit()
         kafka_server.add_partitions(topic, 2)
         ledger._partitions[topic] = 2
         await producer.begin()
-        await producer.send(topic, b"1", partition=1)
+        await producer.send(OutgoingRecord(topic, b"1", partition=1))
         await producer.commit()
 
     assert await ledger.values(topic) == [b"0", b"1"]
@@ -135,8 +136,8 @@ async def test_after_an_abort_the_next_call_raises_the_reason_once(ledger):
     async with ledger.producer() as producer, asyncio.timeout(20):
         for call in (producer.begin, producer.commit):
             await producer.begin()
-            await producer.send(topic, b"with it")
-            refused = await producer.send(small, b"x" * 10_000)
+            await producer.send(OutgoingRecord(topic, b"with it"))
+            refused = await producer.send(OutgoingRecord(small, b"x" * 10_000))
             with pytest.raises(PublishTooLargeError):
                 await refused
             while producer.state in OPEN or producer.state is ProducerState.ABORTING:  # noqa: ASYNC110 - no event
@@ -144,7 +145,7 @@ async def test_after_an_abort_the_next_call_raises_the_reason_once(ledger):
             with pytest.raises(PublishTooLargeError, match=r"the transaction is over: .*MESSAGE_TOO_LARGE"):
                 await call()
         await producer.begin()
-        await producer.send(topic, b"the next")
+        await producer.send(OutgoingRecord(topic, b"the next"))
         await producer.commit()
 
     assert await ledger.values(topic) == [b"the next"]

@@ -15,12 +15,14 @@ from tailrace.core.group_requests import Identity
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import PublishError
 from tailrace.producer.accumulator import (
+    BatchAnswer,
     DeliveredBatch,
     Outcome,
     PendingBatch,
     ProducerSettings,
     TransactionAccumulator,
 )
+from tailrace.producer.publisher import OutgoingRecord
 from tailrace.producer.transaction_machine import (
     AbortTransaction,
     AddPartitions,
@@ -123,7 +125,7 @@ class Life:
         for number in range(self.pick(range(12))):
             name, partition = (self.count, number), self.pick((FIRST, SECOND))
             self.sent[name] = partition
-            self.records.append(partition, None, name, (), None, name, self.now, self.now + 60.0)
+            self.records.append(partition, OutgoingRecord(partition.topic, name), name, self.now, self.now + 60.0)
             for _ in range(self.pick((0, 0, 1, 3))):
                 self.tend()
                 if self.machine.state is not ProducerState.IN_TRANSACTION:
@@ -268,7 +270,7 @@ class Life:
             case _:
                 code = ErrorCode.MESSAGE_TOO_LARGE
         for one in request:
-            self.note(self.records.handle_answer(one.batch, code, -1, self.now))
+            self.note(self.records.handle_answer(one.batch, BatchAnswer(code), self.now))
 
     def break_connection(self) -> None:
         """Lose all requests in flight; the first of them may have arrived, and the others may arrive late."""
@@ -287,7 +289,7 @@ class Life:
         for batch, producer, sequence, values in request:
             code, offset = self.brokers.produce(producer, batch.partition, sequence, values)
             if is_heard:
-                self.note(self.records.handle_answer(batch, code, offset, self.now))
+                self.note(self.records.handle_answer(batch, BatchAnswer(code, offset), self.now))
 
     def note(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:

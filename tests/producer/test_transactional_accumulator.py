@@ -8,6 +8,7 @@ from tailrace.core.backoff import Backoff
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import AuthenticationError, PublishError, PublishTooLargeError
 from tailrace.producer.accumulator import (
+    BatchAnswer,
     DeliveredBatch,
     PendingBatch,
     ProduceReaction,
@@ -15,6 +16,7 @@ from tailrace.producer.accumulator import (
     TransactionAccumulator,
     reaction_to,
 )
+from tailrace.producer.publisher import OutgoingRecord
 from tailrace.producer.transaction_machine import MustAbort, ProducerFenced, ProducerId, TransactionFailed
 from tailrace.producer.transaction_reactions import TransactionRequestKind, event_of
 from tailrace.records import TopicPartition
@@ -36,7 +38,7 @@ class Bench:
 
     def append(self, *values: int, place: TopicPartition = PLACE) -> None:
         for value in values:
-            self.records.append(place, None, value, (), None, value, self.now, self.now + 60)
+            self.records.append(place, OutgoingRecord(place.topic, value), value, self.now, self.now + 60)
 
     def take(self) -> list[PendingBatch]:
         taken = self.records.take_requests(self.now, lambda _place: 1, lambda _leader: 5)
@@ -44,7 +46,7 @@ class Bench:
 
     def answer(self, batch: PendingBatch, code: int = 0, offset: int = 0, detail: str = "") -> list:
         self.records.end_request(1)
-        return self.records.handle_answer(batch, code, offset, self.now, detail)
+        return self.records.handle_answer(batch, BatchAnswer(code, offset, detail), self.now)
 
 
 def test_batches_wait_until_their_partition_is_added():
@@ -157,7 +159,7 @@ def test_the_worst_failure_counts():
     first, second = bench.take()
 
     bench.answer(first, ErrorCode.MESSAGE_TOO_LARGE)
-    bench.records.handle_answer(second, ErrorCode.INVALID_PRODUCER_EPOCH, -1, bench.now)
+    bench.records.handle_answer(second, BatchAnswer(ErrorCode.INVALID_PRODUCER_EPOCH), bench.now)
 
     assert isinstance(bench.records.failure, ProducerFenced)
 

@@ -20,7 +20,7 @@ from tailrace import (
 )
 from tailrace.config import resolve
 from tailrace.core.group_requests import Identity
-from tailrace.producer.publisher import Published
+from tailrace.producer.publisher import OutgoingRecord, Published
 from tailrace.producer.transaction_machine import ProducerState
 from tailrace.producer.transactional_producer import TransactionalProducer
 from tests.support.committed_records import CommittedRecords
@@ -49,7 +49,7 @@ async def test_committed_records_are_read_once_and_aborted_ones_never(ledger):
             await producer.begin()
             values = [b"%d.%d" % (number, one) for one in range(10)]
             for value in values:
-                await producer.send(topic, value)
+                await producer.send(OutgoingRecord(topic, value))
             if number % 2:
                 await producer.abort()
             else:
@@ -67,8 +67,10 @@ async def test_a_record_has_the_content_that_was_sent(ledger):
         await producer.begin()
         headers = [("h", b"1"), ("h", None)]
         places = [
-            await producer.send(topic, b"v", key=b"k", headers=headers, partition=2, timestamp_ms=1_700_000_000_000),
-            await producer.send(topic, None, key=b"", partition=2),
+            await producer.send(
+                OutgoingRecord(topic, b"v", key=b"k", headers=headers, partition=2, timestamp_ms=1_700_000_000_000)
+            ),
+            await producer.send(OutgoingRecord(topic, None, key=b"", partition=2)),
         ]
         await producer.commit()
 
@@ -87,7 +89,7 @@ async def test_a_key_has_the_same_partition_as_with_librdkafka(ledger):
     async with ledger.producer() as producer:
         await producer.begin()
         for key in keys:
-            await producer.send(topic, b"ours", key=key)
+            await producer.send(OutgoingRecord(topic, b"ours", key=key))
             theirs.produce(topic, b"theirs", key=key)
         await producer.commit()
     assert theirs.flush(20) == 0
@@ -107,7 +109,7 @@ async def test_batches_may_be_compressed(ledger, compression):
     async with ledger.producer(compression=compression) as producer:
         await producer.begin()
         for value in values:
-            await producer.send(topic, value)
+            await producer.send(OutgoingRecord(topic, value))
         await producer.commit()
 
     assert values == await ledger.values(topic)
@@ -131,7 +133,7 @@ async def test_a_transaction_may_be_larger_than_the_producers_memory(ledger):
 
 async def send_many(producer, topic, value, partition):
     for _ in range(1_500):
-        await producer.send(topic, value, partition=partition)
+        await producer.send(OutgoingRecord(topic, value, partition=partition))
 
 
 async def test_offsets_are_committed_with_the_records(ledger, group):
@@ -141,7 +143,7 @@ async def test_offsets_are_committed_with_the_records(ledger, group):
     async with ledger.producer() as producer:
         for number, end in ((1, producer.commit), (2, producer.abort), (3, producer.commit)):
             await producer.begin()
-            await producer.send(out, b"%d" % number)
+            await producer.send(OutgoingRecord(out, b"%d" % number))
             if end == producer.commit:
                 await producer.commit(offsets_of(topic, number, number * 10), group_id=group)
                 assert await ledger.group_offsets(group, topic, (0, 1)) == {0: number, 1: number * 10}
@@ -184,7 +186,7 @@ async def test_a_hundred_transactions_lose_and_repeat_nothing(ledger, group):
         for number in range(100):
             await producer.begin()
             for one in range(100):
-                await producer.send(topic, b"%d" % (number * 100 + one), key=b"%d" % one)
+                await producer.send(OutgoingRecord(topic, b"%d" % (number * 100 + one), key=b"%d" % one))
             await producer.commit(offsets_of(source, number + 1), group_id=group)
         took_s = time.monotonic() - began
 
@@ -204,7 +206,7 @@ async def test_a_zombie_is_fenced(ledger, moment):
     async with ledger.producer(name) as zombie:
         if moment != "begin":
             await zombie.begin()
-            await zombie.send(topic, b"zombie")
+            await zombie.send(OutgoingRecord(topic, b"zombie"))
         if moment == "flush":
             await ledger.flush(zombie)
         async with ledger.producer(name) as successor:
@@ -214,7 +216,7 @@ async def test_a_zombie_is_fenced(ledger, moment):
                 await zombie.begin()
             await zombie.abort()
             await successor.begin()
-            await successor.send(topic, b"successor")
+            await successor.send(OutgoingRecord(topic, b"successor"))
             await successor.commit()
 
     assert zombie.state is ProducerState.FENCED
@@ -225,7 +227,7 @@ async def continue_fenced(zombie: TransactionalProducer, topic: str) -> None:
     """Continue as a process that does not know its successor."""
     if zombie.state is ProducerState.READY:
         await zombie.begin()
-        await zombie.send(topic, b"zombie")
+        await zombie.send(OutgoingRecord(topic, b"zombie"))
     await zombie.commit()
 
 
@@ -257,7 +259,7 @@ async def test_a_member_of_an_old_generation_cannot_commit_in_a_transaction(ledg
 async def publish(producer, topic, value, offsets, identity):
     """Commit a transaction of a record and offsets."""
     await producer.begin()
-    await producer.send(topic, value)
+    await producer.send(OutgoingRecord(topic, value))
     await producer.commit(offsets, identity)
 
 
@@ -295,7 +297,7 @@ async def test_leaving_the_context_aborts_an_open_transaction(ledger, failure):
     async def leave() -> None:
         async with ledger.producer() as producer:
             await producer.begin()
-            await producer.send(topic, b"x")
+            await producer.send(OutgoingRecord(topic, b"x"))
             await ledger.flush(producer)
             if failure is not None:
                 raise failure
@@ -316,7 +318,7 @@ async def test_closing_leaves_no_task(ledger):
     for ends in (True, False):
         async with ledger.producer() as producer:
             await producer.begin()
-            await producer.send(topic, b"x")
+            await producer.send(OutgoingRecord(topic, b"x"))
             if ends:
                 await producer.commit()
 

@@ -27,7 +27,8 @@ from tailrace.app.handlers import Handlers, ResolvedHandler, resolve_handler
 from tailrace.app.health.checks import ConsumerEvents, Health, Vitals
 from tailrace.app.health.event_loop_watchdog import Watchdog
 from tailrace.app.options import AppConfig
-from tailrace.app.sources import ConsumerSource, Source
+from tailrace.app.publish.results import instrumented
+from tailrace.app.sources import ConsumerSource
 from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.exactly_once import (
     KafkaAccess,
@@ -46,7 +47,7 @@ from tailrace.observe.events import AppFailed, BrokersUnavailable, LeaveGroupTim
 from tailrace.observe.hooks import Hook, Observer, instrumentations_of
 from tailrace.observe.statistics import AppStatistics, Durations
 from tailrace.producer.producer import Producer
-from tailrace.producer.publisher import Publisher, instrumented
+from tailrace.producer.publisher import Publisher
 
 __all__ = [
     "AppRun",
@@ -633,13 +634,11 @@ def _kafka_access(
         runtime.substitute,
     )
 
-    def connect(routes: Routes) -> Source:
-        return ConsumerSource(routes, {**options, "group_id": routes.group_id}, on_corrupt_batch)
+    def read(routes: Routes, **changes: object) -> ConsumerSource:
+        return ConsumerSource(routes, {**options, "group_id": routes.group_id, **changes}, on_corrupt_batch)
 
-    kafka = KafkaAccess(connect, lambda: Producer(config))
+    kafka = KafkaAccess(read, lambda: Producer(config))
     if transactions is not None:
         check_transactions(transactions, config, runtime.options, declared.declared)
-        kafka = with_transactions(
-            kafka, transactions, config, options, observer=observer, on_corrupt_batch=on_corrupt_batch
-        )
+        kafka = with_transactions(kafka, read, transactions, config, observer)
     return kafka if substitute is None else KafkaAccess(substitute.connect, substitute.open_publisher)

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol, Self, TypeAlias
 from tailrace.core.backoff import Backoff
 from tailrace.error_codes import ErrorCode, ReactionTable, name_of
 from tailrace.errors import PublishError, PublishTooLargeError, TailraceError, broker_error
+from tailrace.producer.publisher import OutgoingRecord
 from tailrace.producer.transaction_machine import (
     MustAbort,
     ProducerId,
@@ -31,9 +32,9 @@ from tailrace.records import TopicPartition
 __all__ = [
     "MAX_IN_FLIGHT",
     "Appended",
+    "BatchAnswer",
     "BatchContent",
     "DeliveredBatch",
-    "ErrorAnswer",
     "FailedBatch",
     "Outcome",
     "PartitionQueue",
@@ -99,17 +100,17 @@ class PendingBatch:
         "tickets",
     )
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the fields of a batch
+    def __init__(
         self,
         partition: TopicPartition,
         content: BatchContent,
-        tickets: list[object],
         order: tuple[int, ...],
         opened_at: float,
         deadline: float,
     ) -> None:
-        self.partition, self.content, self.tickets, self.order = partition, content, tickets, order
+        self.partition, self.content, self.order = partition, content, order
         self.opened_at, self.deadline = opened_at, deadline
+        self.tickets: list[object] = []
         self.size = 0
         self.producer = ProducerId()
         self.sequence = -1
@@ -127,9 +128,9 @@ class PendingBatch:
         """Return one batch for each group of record indices, in order; the sum of the sizes stays the same."""
         parts = []
         for number, indices in enumerate(groups):
-            content, tickets = self.content.selected(indices), [self.tickets[index] for index in indices]
-            order = (*self.order, number)
-            part = PendingBatch(self.partition, content, tickets, order, self.opened_at, self.deadline)
+            content, order = self.content.selected(indices), (*self.order, number)
+            part = PendingBatch(self.partition, content, order, self.opened_at, self.deadline)
+            part.tickets = [self.tickets[index] for index in indices]
             part.size = self.size * len(indices) // len(self.tickets)
             parts.append(part)
         parts[0].size += self.size - sum(part.size for part in parts)
@@ -257,13 +258,16 @@ class ProducerSettings:
     """Size from which on no batch is added to a request."""
 
 
-class ErrorAnswer(NamedTuple):
-    """Answer of a broker that has not stored a batch."""
+class BatchAnswer(NamedTuple):
+    """Answer of a broker about one batch."""
 
     code: int
-    detail: str
-    refused_records: Sequence[int]
-    """Indices of the records that the broker named; empty if the broker named none."""
+    base_offset: int = -1
+    """Offset of the first record; -1 if unknown."""
+    detail: str = ""
+    """Error message of the broker; empty if there is none."""
+    refused_records: Sequence[int] = ()
+    """Indices of the records that the broker named as the cause; empty if it named none."""
 
 
 class RecordAccumulator:
@@ -322,25 +326,14 @@ class RecordAccumulator:
 
     # ---- records -----------------------------------------------------------------------------------------------
 
-    def append(  # noqa: PLR0913, PLR0917 - the fields of a record
-        self,
-        partition: TopicPartition,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[tuple[str, bytes | None]],
-        timestamp_ms: int | None,
-        ticket: object,
-        now: float,
-        deadline: float,
+    def append(
+        self, partition: TopicPartition, record: OutgoingRecord, ticket: object, now: float, deadline: float
     ) -> Appended:
         """Append a record to the open batch of its partition, or to a new batch.
 
         Args:
             partition: partition of the record.
-            key: key; None for a record without a key.
-            value: value; None for a tombstone.
-            headers: headers.
-            timestamp_ms: timestamp; None for the current time.
+            record: record, whose own ``partition`` is ignored.
             ticket: object that identifies the record in the outcome.
             now: time.
             deadline: time at which the record fails; used if the record opens a batch.
@@ -348,6 +341,7 @@ class RecordAccumulator:
         Raises:
             MalformedMessageError: the record cannot be encoded; nothing has changed.
         """
+        _topic, value, key, headers, _partition, timestamp_ms = record
         queue = self._active.get(partition)
         batch = None if queue is None else queue.open_batch
         if batch is not None and (size := batch.content.append(key, value, headers, timestamp_ms)):
@@ -360,7 +354,8 @@ class RecordAccumulator:
         if queue is None:
             queue = self._active[partition] = self._queues.get(partition) or self._new_queue(partition, now)
         queue.close_open()
-        queue.open_batch = fresh = PendingBatch(partition, content, [ticket], queue.next_order(), now, deadline)
+        queue.open_batch = fresh = PendingBatch(partition, content, queue.next_order(), now, deadline)
+        fresh.tickets.append(ticket)
         fresh.size = size
         self.buffered_bytes += size
         return Appended.OPENED if batch is None else Appended.FILLED
@@ -446,34 +441,17 @@ class RecordAccumulator:
 
     # ---- answers -----------------------------------------------------------------------------------------------
 
-    def handle_answer(  # noqa: PLR0913, PLR0917 - the fields of an answer
-        self,
-        batch: PendingBatch,
-        code: int,
-        base_offset: int,
-        now: float,
-        detail: str = "",
-        refused_records: Sequence[int] = (),
-    ) -> list[Outcome]:
-        """React to the answer about a batch, and return the outcomes.
-
-        Args:
-            batch: batch in flight.
-            code: error code.
-            base_offset: offset of the first record; -1 if unknown.
-            now: time.
-            detail: error message of the broker; empty if there is none.
-            refused_records: indices of the records that the broker named as the cause; empty if it named none.
-        """
+    def handle_answer(self, batch: PendingBatch, answer: BatchAnswer, now: float) -> list[Outcome]:
+        """React to the answer about a batch in flight, and return the outcomes."""
         queue = self._queues[batch.partition]
-        reaction = reaction_to(code)
+        reaction = reaction_to(answer.code)
         if reaction is not ProduceReaction.STORED:
-            self._last_errors[batch.partition] = f"{name_of(code)}{detail and f': {detail}'}"
+            self._last_errors[batch.partition] = f"{name_of(answer.code)}{answer.detail and f': {answer.detail}'}"
         match reaction:
             case ProduceReaction.STORED:
                 queue.remove_stored(batch, now)
                 self._last_errors.pop(batch.partition, None)
-                return self._outcomes(queue, [DeliveredBatch(batch, base_offset)])
+                return self._outcomes(queue, [DeliveredBatch(batch, answer.base_offset)])
             case ProduceReaction.RETRY | ProduceReaction.LOOK_UP:
                 # The leader may have stored the batch before it gave up waiting for the replicas.
                 batch.is_uncertain = True
@@ -484,10 +462,10 @@ class RecordAccumulator:
                 batch.is_uncertain = False
                 queue.send_again(batch)
             case _:
-                return self._not_stored(queue, batch, ErrorAnswer(code, detail, refused_records), now)
+                return self._not_stored(queue, batch, answer, now)
         return self._outcomes(queue, [])
 
-    def _not_stored(self, queue: PartitionQueue, batch: PendingBatch, answer: ErrorAnswer, now: float) -> list[Outcome]:
+    def _not_stored(self, queue: PartitionQueue, batch: PendingBatch, answer: BatchAnswer, now: float) -> list[Outcome]:
         """React to an answer after which the batch cannot be sent again unchanged."""
         match reaction_to(answer.code):
             case ProduceReaction.ISOLATE:
@@ -860,7 +838,7 @@ class TransactionAccumulator(RecordAccumulator):
         return []
 
     def _not_stored(
-        self, _queue: PartitionQueue, batch: PendingBatch, answer: ErrorAnswer, _now: float
+        self, _queue: PartitionQueue, batch: PendingBatch, answer: BatchAnswer, _now: float
     ) -> list[Outcome]:
         detail = f"{batch.partition} ({answer.detail})" if answer.detail else str(batch.partition)
         event = event_of(answer.code, TransactionRequestKind.PRODUCE, detail)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -15,7 +15,7 @@ from tailrace.config import ConsumerConfig
 from tailrace.core.backoff import Backoff
 from tailrace.errors import BrokerError, ConfigurationError, ConsumerStateError, PublishError
 from tailrace.producer.accumulator import ProducerSettings, RecordAccumulator
-from tailrace.producer.publisher import Published
+from tailrace.producer.publisher import OutgoingRecord, Published
 from tailrace.producer.runtime import PartitionResolver, ProducerRuntime, new_cluster
 from tailrace.producer.sender import RecordSender
 from tailrace.values import robust_repr
@@ -141,42 +141,22 @@ class Producer:
 
     # ---- publishing --------------------------------------------------------------------------------------------
 
-    async def publish(  # noqa: PLR0913 - the fields of a record
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Sequence[tuple[str, bytes | None]] = (),
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> Published:
+    async def publish(self, record: OutgoingRecord) -> Published:
         """Publish one record and wait until all in-sync replicas have it.
 
-        Without ``partition``, the partition is chosen by key, as with Kafka's own clients. Records of concurrent calls
-        share batches; those of one partition are stored in the order of the calls. If the broker refuses a record, the
-        other records of its batch are stored. A call that is canceled while it waits for metadata or for
-        ``max_buffered_bytes`` publishes nothing; if it is canceled later, the record is published nevertheless.
+        Records of concurrent calls share batches; those of one partition are stored in the order of the calls. If the
+        broker refuses a record, the other records of its batch are stored. A call that is canceled while it waits for
+        metadata or for ``max_buffered_bytes`` publishes nothing; if it is canceled later, the record is published
+        nevertheless.
 
         Raises:
             PublishTooLargeError: the record is larger than the topic allows.
             PublishError: the record was refused, or was not acknowledged within ``default_api_timeout_ms``; in the
                 second case, the record may be stored nevertheless.
         """
-        return await (
-            await self.send(topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
-        )
+        return await (await self.send(record))
 
-    async def send(  # noqa: PLR0913 - the fields of a record
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Sequence[tuple[str, bytes | None]] = (),
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> asyncio.Future[Published]:
+    async def send(self, record: OutgoingRecord) -> asyncio.Future[Published]:
         """Add one record to a batch, as ``publish`` does, and return the future of its partition and offset.
 
         The call waits while ``max_buffered_bytes`` of records are undelivered. The offset is -1 in the rare case that
@@ -189,11 +169,11 @@ class Producer:
         running = self._started()
         loop = running.loop
         deadline = loop.time() + self._timeout_s
-        topic_partition = running.resolver.resolve_known(topic, key, partition)
+        topic_partition = running.resolver.resolve_known(record.topic, record.key, record.partition)
         if topic_partition is None:
-            topic_partition = await running.resolve(topic, key, partition)
+            topic_partition = await running.resolve(record.topic, record.key, record.partition)
         future: asyncio.Future[Published] = loop.create_future()
-        await running.sender.append(topic_partition, key, value, headers, timestamp_ms, future, deadline)
+        await running.sender.append(topic_partition, record, future, deadline)
         return future
 
     async def publish_many(
@@ -212,9 +192,8 @@ class Producer:
             raise copy.copy(running.sender.first_error)
         topic_partition = await running.resolve(topic, None, partition)
         for key, value in records:
-            await running.sender.append(
-                topic_partition, key, value, (), None, None, running.loop.time() + self._timeout_s
-            )
+            record = OutgoingRecord(topic, value, key)
+            await running.sender.append(topic_partition, record, None, running.loop.time() + self._timeout_s)
 
     async def flush(self) -> None:
         """Wait until all records published before this call are acknowledged or have failed.

@@ -1,16 +1,31 @@
-"""Interface through which handlers publish records: producers, transactions and test logs implement it."""
+"""Records to publish, and the interface through which they are published.
+
+Pure: no clock, IO or logging. Producers, transactions and the topics of ``TestApp`` implement the interface.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
-from tailrace.core.cluster_metadata import topic_name_fault
-from tailrace.errors import PublishError
-from tailrace.observe.hooks import Instrumentation, Publish
 from tailrace.records import TopicPartition
 
-__all__ = ["Published", "Publisher", "check_topic_name", "instrumented"]
+__all__ = ["Headers", "OutgoingRecord", "Published", "Publisher"]
+
+Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
+
+
+class OutgoingRecord(NamedTuple):
+    """Encoded record to publish."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers = ()
+    partition: int | None = None
+    """Number of the partition; None to select it by key, as Kafka's own clients do."""
+    timestamp_ms: int | None = None
+    """Timestamp; None for the current time."""
 
 
 class Published(NamedTuple):
@@ -24,16 +39,7 @@ class Published(NamedTuple):
 class Publisher(Protocol):
     """Publisher of encoded records."""
 
-    async def publish(  # noqa: PLR0913 - the fields of a record
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Sequence[tuple[str, bytes | None]] = (),
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> Published | None:
+    async def publish(self, record: OutgoingRecord) -> Published | None:
         """Publish one record.
 
         When the call returns, the record is stored, or it is part of an open transaction, which also commits the offset
@@ -45,44 +51,3 @@ class Publisher(Protocol):
         Raises:
             PublishError: the record was refused, or not acknowledged in time.
         """
-
-
-def check_topic_name(topic: str) -> None:
-    """Check that ``topic`` is a legal name, because no caller should wait for a topic that cannot exist.
-
-    Raises:
-        PublishError: the name is not legal.
-    """
-    if fault := topic_name_fault(topic):
-        raise PublishError(f"{topic!r} is not a legal topic name: {fault}")
-
-
-def instrumented(publisher: Publisher, instrumentations: Iterable[Instrumentation]) -> Publisher:
-    """Return a publisher that calls ``publisher`` within ``instrumentations``; the first one is the outermost."""
-    layers = tuple(instrumentations)
-    if not layers:
-        return publisher
-    publish: Publish = publisher.publish
-    for layer in reversed(layers):
-        publish = layer.around_publish(publish)
-    return _InstrumentedPublisher(publish)
-
-
-class _InstrumentedPublisher:
-    def __init__(self, publish: Publish) -> None:
-        self._publish = publish
-
-    async def publish(  # noqa: PLR0913 - the fields of a record
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Sequence[tuple[str, bytes | None]] = (),
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> Published | None:
-        published: Published | None = await self._publish(
-            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
-        )
-        return published

@@ -9,13 +9,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import cast
 
 from tailrace.config import ConsumerConfig
-from tailrace.core.cluster_metadata import Leadership
+from tailrace.core.cluster_metadata import Leadership, topic_name_fault
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, BrokerError, PublishError, TailraceError, broker_error
 from tailrace.net.cluster import Cluster
 from tailrace.observe.hooks import Hook, Observer
 from tailrace.producer.partitioner import Partitioner
-from tailrace.producer.publisher import check_topic_name
 from tailrace.producer.sender import RecordSender
 from tailrace.records import TopicPartition
 
@@ -189,7 +188,9 @@ class ProducerRuntime:
         Raises:
             PublishError: the topic or partition does not exist, no metadata came in time, or the producer was closed.
         """
-        check_topic_name(topic)
+        # No caller should wait for a topic that cannot exist.
+        if fault := topic_name_fault(topic):
+            raise PublishError(f"{topic!r} is not a legal topic name: {fault}")
         limit = asyncio.timeout(self._timeout_s + _GRACE_S)
         self._timeouts.add(limit)
         try:

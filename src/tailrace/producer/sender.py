@@ -28,13 +28,14 @@ from tailrace.net.connection import Connection
 from tailrace.producer.accumulator import (
     MAX_IN_FLIGHT,
     Appended,
+    BatchAnswer,
     DeliveredBatch,
     Outcome,
     PendingBatch,
     ProducerSettings,
     RecordAccumulator,
 )
-from tailrace.producer.publisher import Published
+from tailrace.producer.publisher import OutgoingRecord, Published
 from tailrace.producer.transaction_machine import ProducerId
 from tailrace.protocol.records import ProducedPartition, ProduceRequest, RecordsToProduce
 from tailrace.protocol.transactions import InitProducerIdRequest
@@ -52,8 +53,8 @@ _RECORDS = ChannelKey(Channel.MAIN, "records")
 class _WaitingRecord(NamedTuple):
     """Record that waits while ``max_buffered_bytes`` are undelivered; it is then appended to a batch."""
 
-    record: tuple[TopicPartition, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]], int | None]
-    """Partition, key, value, headers, and timestamp in milliseconds."""
+    partition: TopicPartition
+    record: OutgoingRecord
     ticket: asyncio.Future[Published] | None
     deadline: float
     """Time by the event loop's clock at which the record fails."""
@@ -160,13 +161,10 @@ class RecordSender:
 
     # ---- records -----------------------------------------------------------------------------------------------
 
-    async def append(  # noqa: PLR0913, PLR0917 - the fields of a record
+    async def append(
         self,
         topic_partition: TopicPartition,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[tuple[str, bytes | None]],
-        timestamp_ms: int | None,
+        record: OutgoingRecord,
         ticket: asyncio.Future[Published] | None,
         deadline: float,
     ) -> None:
@@ -182,17 +180,13 @@ class RecordSender:
             raise copy.copy(self.end_cause)
         if self._waiting or self._accumulator.is_full:
             await self._wait_for_memory(
-                _WaitingRecord(
-                    (topic_partition, key, value, headers, timestamp_ms), ticket, deadline, self._loop.create_future()
-                )
+                _WaitingRecord(topic_partition, record, ticket, deadline, self._loop.create_future())
             )
             return
         try:
-            batch_change = self._accumulator.append(
-                topic_partition, key, value, headers, timestamp_ms, ticket, self._loop.time(), deadline
-            )
+            batch_change = self._accumulator.append(topic_partition, record, ticket, self._loop.time(), deadline)
         except MalformedMessageError as error:
-            _raise_malformed(topic_partition, error)
+            raise PublishError(f"{topic_partition.topic}: {error}") from error
         if batch_change is not Appended.JOINED:
             self.wake()
             if batch_change is Appended.FILLED:
@@ -212,7 +206,7 @@ class RecordSender:
                 waiting.appended.result()
                 return
             raise PublishError(
-                f"{waiting.record[0].topic}: the record was not sent, because the undelivered records took up all"
+                f"{waiting.record.topic}: the record was not sent, because the undelivered records took up all"
                 f" of max_buffered_bytes for {self._settings.delivery_timeout_s:.0f} s - check that the partitions have"
                 " leaders and enough in-sync replicas, or raise max_buffered_bytes"
             ) from None
@@ -220,16 +214,16 @@ class RecordSender:
     def _append_waiting(self) -> None:
         """Append waiting records until ``max_buffered_bytes`` are undelivered."""
         while self._waiting and not self._accumulator.is_full:
-            record, ticket, deadline, appended = self._waiting.popleft()
+            partition, record, ticket, deadline, appended = self._waiting.popleft()
             if appended.done():
                 continue
             try:
-                batch_change = self._accumulator.append(*record, ticket, self._loop.time(), deadline)
+                batch_change = self._accumulator.append(partition, record, ticket, self._loop.time(), deadline)
             except MalformedMessageError as error:
-                appended.set_exception(PublishError(f"{record[0].topic}: {error}"))
+                appended.set_exception(PublishError(f"{record.topic}: {error}"))
                 continue
             if batch_change is Appended.FILLED:
-                self.on_batch(record[0].topic)
+                self.on_batch(record.topic)
             appended.set_result(None)
 
     # ---- sending -----------------------------------------------------------------------------------------------
@@ -327,9 +321,9 @@ class RecordSender:
                 self._cluster.learn_leader(batch.partition, leader.leader_id, leader.leader_epoch)
             errors = answer.record_errors
             detail = next((one.message for one in errors if one.message), answer.error_message) or ""
-            outcomes += self._accumulator.handle_answer(
-                batch, answer.error_code, answer.base_offset, now, detail, [one.batch_index for one in errors]
-            )
+            refused = [one.batch_index for one in errors]
+            result = BatchAnswer(answer.error_code, answer.base_offset, detail, refused)
+            outcomes += self._accumulator.handle_answer(batch, result, now)
         return outcomes
 
     # ---- outcomes ----------------------------------------------------------------------------------------------
@@ -419,7 +413,3 @@ def _complete(tickets: Sequence[asyncio.Future[Published] | None], partition: To
         if ticket is not None and not ticket.done():
             ticket.set_result(Published(partition, offset))
         offset += step
-
-
-def _raise_malformed(topic_partition: TopicPartition, error: MalformedMessageError) -> NoReturn:
-    raise PublishError(f"{topic_partition.topic}: {error}") from error

@@ -37,7 +37,7 @@ from tailrace.net.cluster import Cluster
 from tailrace.net.connection import Connection
 from tailrace.net.offsets import partitions_of_recreated_topics
 from tailrace.producer.accumulator import ProducerSettings, TransactionAccumulator
-from tailrace.producer.publisher import Published
+from tailrace.producer.publisher import OutgoingRecord, Published
 from tailrace.producer.runtime import PartitionResolver, ProducerRuntime, new_cluster
 from tailrace.producer.sender import RecordSender
 from tailrace.producer.transaction_machine import (
@@ -451,19 +451,10 @@ class TransactionalProducer:
             await self._handle(BeginTransaction())
             self._records.begin()
 
-    async def send(  # noqa: PLR0913 - the fields of a record
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Sequence[tuple[str, bytes | None]] = (),
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> asyncio.Future[Published]:
+    async def send(self, record: OutgoingRecord) -> asyncio.Future[Published]:
         """Add one record to the transaction and return the future of its partition and offset.
 
-        Without ``partition``, the partition is chosen by key, as with Kafka's own clients. The call waits while
+        The call waits while
         ``max_buffered_bytes`` of records are undelivered. A record that cannot be stored aborts the transaction;
         ``commit`` raises the reason.
 
@@ -474,13 +465,13 @@ class TransactionalProducer:
                 aborted.
         """
         running = self._check_open()
-        topic_partition = running.resolver.resolve_known(topic, key, partition)
+        topic_partition = running.resolver.resolve_known(record.topic, record.key, record.partition)
         if topic_partition is None:
-            topic_partition = await running.resolve(topic, key, partition)
+            topic_partition = await running.resolve(record.topic, record.key, record.partition)
             self._check_open()
         future: asyncio.Future[Published] = running.loop.create_future()
         deadline = running.loop.time() + self._max_wait_s
-        await running.sender.append(topic_partition, key, value, headers, timestamp_ms, future, deadline)
+        await running.sender.append(topic_partition, record, future, deadline)
         return future
 
     async def check(self, topic: str, partition: int | None = None) -> None:

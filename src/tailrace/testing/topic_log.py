@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from uuid import UUID
 
 from tailrace.app.topics.routes import Routes
-from tailrace.app.transactions.attempts import PendingRecord
 from tailrace.app.transactions.exactly_once import TransactionOptions
 from tailrace.app.transactions.partitions import GroupView
 from tailrace.app.transactions.source import TransactionalSource
@@ -24,7 +23,7 @@ from tailrace.errors import PublishError, TailraceError
 from tailrace.observe.events import PartitionsAssigned
 from tailrace.observe.hooks import Observer
 from tailrace.producer.partitioner import partition_of
-from tailrace.producer.publisher import Published
+from tailrace.producer.publisher import OutgoingRecord, Published
 from tailrace.records import OffsetAndMetadata, Record, TopicPartition
 
 __all__ = ["LogSource", "TopicLog", "transactional_source"]
@@ -79,52 +78,35 @@ class TopicLog:
             )
         return TopicPartition(topic, chosen)
 
-    def add(  # noqa: PLR0913, PLR0917 - fields of a record
-        self,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        headers: Sequence[tuple[str, bytes | None]],
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> Record:
+    def add(self, outgoing: OutgoingRecord) -> Record:
         """Add a record and return it; without ``partition``, the key determines the partition as in Kafka's clients.
 
         Raises:
             PublishError: the partition does not exist.
         """
-        chosen = self.partition_for(topic, key, partition)
+        chosen = self.partition_for(outgoing.topic, outgoing.key, outgoing.partition)
         record = Record(
-            topic=topic,
+            topic=outgoing.topic,
             partition=chosen.partition,
             offset=len(self._records[chosen]),
-            timestamp=int(self.wall_clock() * 1000) if timestamp_ms is None else timestamp_ms,
-            key=key,
-            value=value,
-            headers=tuple(headers),
+            timestamp=int(self.wall_clock() * 1000) if outgoing.timestamp_ms is None else outgoing.timestamp_ms,
+            key=outgoing.key,
+            value=outgoing.value,
+            headers=tuple(outgoing.headers),
         )
         self._records[chosen].append(record)
         for watcher in self._watchers:
             watcher()
         return record
 
-    async def publish(  # noqa: PLR0913 - interface of publishers
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Sequence[tuple[str, bytes | None]] = (),
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> Published:
+    async def publish(self, record: OutgoingRecord) -> Published:
         """Add a record, and return its partition and offset as a producer does.
 
         Raises:
             PublishError: the partition does not exist.
         """
-        record = self.add(topic, value, key, headers, partition, timestamp_ms)
-        return Published(record.topic_partition, record.offset)
+        added = self.add(record)
+        return Published(added.topic_partition, added.offset)
 
 
 # ---- source of records -----------------------------------------------------------------------------------------------
@@ -316,9 +298,9 @@ def transactional_source(
     return TransactionalSource(
         source,
         source.routes.retries,
-        producer=_LogProducer(source, log),
-        settings=options.window_settings(source.routes.handlers),
-        observer=observer,
+        _LogProducer(source, log),
+        options.window_settings(source.routes.handlers),
+        observer,
     )
 
 
@@ -327,8 +309,9 @@ class _LogProducer:
 
     def __init__(self, source: LogSource, log: TopicLog) -> None:
         self._source, self._log = source, log
-        self._pending: list[PendingRecord] = []
+        self._pending: list[OutgoingRecord] = []
         self.is_open = False
+        self.max_metadata_bytes = 4_096
 
     async def start(self) -> None:
         """Do nothing, because there is no broker to connect to."""
@@ -349,19 +332,10 @@ class _LogProducer:
         """
         self._log.partition_for(topic, None, partition)
 
-    async def send(  # noqa: PLR0913 - fields of a record
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None,
-        headers: Sequence[tuple[str, bytes | None]],
-        partition: int | None,
-        timestamp_ms: int | None,
-    ) -> None:
+    async def send(self, record: OutgoingRecord) -> None:
         """Keep a record until the transaction is committed."""
-        await self.check(topic, partition)
-        self._pending.append(PendingRecord(topic, value, key, headers, partition, timestamp_ms))
+        await self.check(record.topic, record.partition)
+        self._pending.append(record)
 
     async def commit(
         self,
@@ -374,8 +348,8 @@ class _LogProducer:
         pending = list(self._pending)
         self._end()
         self._source.commit(offsets)
-        for one in pending:
-            self._log.add(one.topic, one.value, one.key, one.headers, one.partition, one.timestamp_ms)
+        for record in pending:
+            self._log.add(record)
 
     async def abort(self, cause: TailraceError, *, is_timed_out: bool) -> None:  # noqa: ARG002 - same for all causes
         """Drop the records of the transaction."""

@@ -27,6 +27,7 @@ from tailrace import (
     UnknownTopicError,
 )
 from tailrace.observe.events import TopicRecreated, WorkerExited, WorkerStarted
+from tailrace.producer.publisher import OutgoingRecord
 from tailrace.testing import FaultProxy
 from tests.support.committed_records import CommittedRecords
 from tests.support.consumer_group import until
@@ -532,7 +533,7 @@ async def test_control_records_at_the_end_are_committed(kafka_server, new_pool, 
         for partition in (0, 1):
             await producer.begin()
             for number in range(5):
-                await producer.send(topic, b"%d" % number, partition=partition)
+                await producer.send(OutgoingRecord(topic, b"%d" % number, partition=partition))
             await producer.commit()
 
     async with new_pool(topic, workers=1, layout="group", isolation_level="read_committed") as pool:

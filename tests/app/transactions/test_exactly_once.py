@@ -20,6 +20,7 @@ from tailrace import (
     UnsupportedVersionError,
 )
 from tailrace.observe.events import TransactionAborted
+from tailrace.producer.publisher import OutgoingRecord
 from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse
 from tests.support.consumer_group import until
 from tests.support.pipelines import check, fill, passing_on, until_committed
@@ -140,7 +141,7 @@ async def test_aborted_records_are_not_handled(ledger, new_app, group):
     async with ledger.producer() as producer:
         for number, ends in enumerate([producer.abort, producer.commit] * 5):
             await producer.begin()
-            await producer.send(source, b"%d" % number, key=b"k")
+            await producer.send(OutgoingRecord(source, b"%d" % number, key=b"k"))
             await ledger.flush(producer)
             await ends()
 
@@ -160,7 +161,7 @@ async def test_commits_pass_control_records(ledger, new_app, group):
 
         async def transaction(value: bytes, *, is_good: bool) -> None:
             await producer.begin()
-            await producer.send(source, value)
+            await producer.send(OutgoingRecord(source, value))
             await ledger.flush(producer)
             await (producer.commit() if is_good else producer.abort())
 

@@ -22,6 +22,7 @@ from tailrace.observe.events import (
     TransactionInDoubt,
 )
 from tailrace.observe.hooks import Observer
+from tailrace.producer.publisher import OutgoingRecord
 from tailrace.producer.transaction_machine import ProducerState
 from tailrace.protocol.groups import OffsetFetchRequest
 from tailrace.protocol.records import ProduceRequest
@@ -299,7 +300,7 @@ async def test_a_fenced_producer_is_not_replaced(own_server, ledger, recorder):
 
     async def send_until_refused() -> None:
         while True:
-            await one.send(topic, b"x", key=None, headers=(), partition=0, timestamp_ms=None)
+            await one.send(OutgoingRecord(topic, b"x", partition=0))
             await asyncio.sleep(0.01)
 
     async with asyncio.timeout(10):
@@ -331,7 +332,7 @@ async def test_a_producer_that_its_own_timeout_fenced_is_replaced(ledger, proxy,
     first = renewing._producer
 
     async def send() -> None:
-        await renewing.send(topic, b"x", key=None, headers=(), partition=0, timestamp_ms=None)
+        await renewing.send(OutgoingRecord(topic, b"x", partition=0))
 
     await send()
     await proxied(proxy, ProduceRequest)
@@ -363,13 +364,13 @@ async def test_a_producer_that_the_broker_has_forgotten_is_replaced(ledger, prox
         proxy.edit_answer(EndTxnRequest, unknown),
         proxy.edit_answer(InitProducerIdRequest, unknown),
     ):
-        await renewing.send(topic, b"x", key=None, headers=(), partition=0, timestamp_ms=None)
+        await renewing.send(OutgoingRecord(topic, b"x", partition=0))
         await until(lambda: renewing._producer.state is ProducerState.UNINITIALIZED)
         await renewing.abort(PublishError("a record has failed"), is_timed_out=False)
         await renewing.begin()
 
     assert len(recorder.of(TransactionalProducerReplaced)) == 1
-    await renewing.send(topic, b"x", key=None, headers=(), partition=0, timestamp_ms=None)
+    await renewing.send(OutgoingRecord(topic, b"x", partition=0))
 
 
 async def proxied(proxy: FaultProxy, kind: type[Any]) -> None:

@@ -30,6 +30,7 @@ from tailrace.app.failures.delayed_records import RetryTopicRecords
 from tailrace.app.failures.policy import FailurePolicy
 from tailrace.app.function_kinds import identity_of
 from tailrace.app.handlers import Handler, ResolvedHandler
+from tailrace.app.publish.results import instrumented
 from tailrace.app.sources import Source
 from tailrace.app.topics.routes import Routes
 from tailrace.awaitables import AutoResetEvent
@@ -48,7 +49,7 @@ from tailrace.observe.events import (
 )
 from tailrace.observe.hooks import Observer, instrumentations_of
 from tailrace.observe.statistics import ConsumerStatistics, GroupStatistics, HandlerStatistics
-from tailrace.producer.publisher import Publisher, instrumented
+from tailrace.producer.publisher import Publisher
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["Connect", "GroupRuntime", "HandlerEvents", "HandlerRuntime", "handler_runtime"]

@@ -20,7 +20,7 @@ from tailrace.app.publish.traces import noted_trace, replace_trace
 from tailrace.app.topics.names import retry_topic, topic_name
 from tailrace.app.topics.routes import Routes
 from tailrace.errors import ProducerFencedError, PublishError, PublishTooLargeError
-from tailrace.producer.publisher import Publisher
+from tailrace.producer.publisher import OutgoingRecord, Publisher
 from tailrace.records import Record
 
 __all__ = ["DeadLetterPublisher", "OutgoingFailure"]
@@ -96,7 +96,9 @@ class DeadLetterPublisher:
         refused: PublishError | None = earlier_errors[-1] if earlier_errors else None
         for message in outgoing.versions()[len(earlier_errors) :]:
             try:
-                await self._publisher.publish(outgoing.topic, message.value, key=message.key, headers=message.headers)
+                await self._publisher.publish(
+                    OutgoingRecord(outgoing.topic, message.value, message.key, message.headers)
+                )
             except PublishTooLargeError as too_large:
                 refused = too_large
             except ProducerFencedError:

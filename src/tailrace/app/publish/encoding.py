@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import cast
 
 from tailrace.codecs.json_codec import encode_text
 from tailrace.codecs.protocols import AnyCodec, TopicCodec
 from tailrace.core.cluster_metadata import topic_name_fault
 from tailrace.errors import PublishError, SchemaRegistryError
+from tailrace.producer.publisher import Headers, OutgoingRecord
 from tailrace.user_exceptions import message_of
 
 __all__ = [
-    "Headers",
     "Message",
-    "OutgoingRecord",
     "encode_messages",
     "messages_in",
     "results_in",
@@ -51,19 +50,6 @@ class Message:
 
 
 # ---- encoding of the results of handlers as records; the records are published elsewhere -----------------------------
-
-Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class OutgoingRecord:
-    """Encoded record to publish."""
-
-    topic: str
-    value: bytes | None
-    key: bytes | None = None
-    headers: Headers = ()
-    partition: int | None = None
 
 
 def results_in(returned: object) -> Sequence[object]:

@@ -11,17 +11,19 @@ from collections.abc import Coroutine, Iterable, Sequence
 from contextvars import Context, ContextVar
 from typing import Any
 
-from tailrace.app.publish.encoding import Headers, OutgoingRecord, encode_messages, messages_in
+from tailrace.app.publish.encoding import encode_messages, messages_in
 from tailrace.app.publish.traces import current_trace, with_trace
 from tailrace.codecs.protocols import AnyCodec
 from tailrace.errors import PublishError
-from tailrace.producer.publisher import Published, Publisher
+from tailrace.observe.hooks import Instrumentation, Publish
+from tailrace.producer.publisher import Headers, OutgoingRecord, Published, Publisher
 
 __all__ = [
     "HandlerTask",
     "ResultPublisher",
     "check_not_abandoned",
     "gather_in_order",
+    "instrumented",
     "publish_one",
 ]
 
@@ -65,7 +67,7 @@ def check_not_abandoned(topic: str) -> None:
 # ---- concurrent execution of coroutines that are started in order ----------------------------------------------------
 
 
-async def gather_in_order(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
+async def gather_in_order(coroutines: Sequence[Coroutine[Any, Any, object]]) -> None:
     """Start coroutines in order and run them concurrently; if one fails, cancel the others.
 
     Raises:
@@ -74,7 +76,7 @@ async def gather_in_order(coroutines: Sequence[Coroutine[Any, Any, None]]) -> No
     if len(coroutines) == 1:
         await coroutines[0]
         return
-    tasks: list[asyncio.Task[None]] = []
+    tasks: list[asyncio.Task[object]] = []
     try:
         async with asyncio.TaskGroup() as group:
             tasks += [group.create_task(one) for one in coroutines]
@@ -98,9 +100,9 @@ async def publish_one(publisher: Publisher, record: OutgoingRecord, trace: Heade
     """
     check_not_abandoned(record.topic)
     headers = with_trace(record.headers, current_trace() if trace is None else trace)
-    return await publisher.publish(
-        record.topic, record.value, key=record.key, headers=headers, partition=record.partition
-    )
+    if headers is not record.headers:
+        record = record._replace(headers=headers)
+    return await publisher.publish(record)
 
 
 class ResultPublisher:
@@ -130,7 +132,46 @@ class ResultPublisher:
             if messages := messages_in(result, publish_values=self._topic is not None):
                 encoded = await encode_messages(messages, self._topic, self._codec, self._where)
                 records += [(record, trace) for record in encoded]
-        await gather_in_order([self._publish(record, trace) for record, trace in records])
+        await gather_in_order([publish_one(self._publisher, record, trace) for record, trace in records])
 
-    async def _publish(self, record: OutgoingRecord, trace: Headers) -> None:
-        await publish_one(self._publisher, record, trace)
+
+# ---- instrumentation of a publisher ----------------------------------------------------------------------------------
+
+
+def instrumented(publisher: Publisher, instrumentations: Iterable[Instrumentation]) -> Publisher:
+    """Return a publisher that calls ``publisher`` within ``instrumentations``; the first one is the outermost."""
+    layers = tuple(instrumentations)
+    if not layers:
+        return publisher
+
+    async def publish(  # noqa: PLR0913 - public: instrumentations call it
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Published | None:
+        return await publisher.publish(OutgoingRecord(topic, value, key, headers, partition, timestamp_ms))
+
+    outermost: Publish = publish
+    for layer in reversed(layers):
+        outermost = layer.around_publish(outermost)
+    return _InstrumentedPublisher(outermost)
+
+
+class _InstrumentedPublisher:
+    def __init__(self, publish: Publish) -> None:
+        self._publish = publish
+
+    async def publish(self, record: OutgoingRecord) -> Published | None:
+        published: Published | None = await self._publish(
+            record.topic,
+            record.value,
+            key=record.key,
+            headers=record.headers,
+            partition=record.partition,
+            timestamp_ms=record.timestamp_ms,
+        )
+        return published

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 from tailrace.app.options import Handle
-from tailrace.app.publish.encoding import Headers
 from tailrace.awaitables import resolve_result
 from tailrace.observe.hooks import TelemetryGuard
+from tailrace.producer.publisher import Headers
 from tailrace.records import Record
 
 __all__ = [

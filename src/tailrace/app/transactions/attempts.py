@@ -10,34 +10,23 @@ import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from tailrace.app.policies import FailureCounts
 from tailrace.app.refused_records import RefusedRecords
 from tailrace.app.transactions.partitions import TransactionCommitter
 from tailrace.app.transactions.window import Window
 from tailrace.errors import ConsumerStateError, PublishError, TailraceError
-from tailrace.producer.publisher import Publisher
+from tailrace.producer.publisher import OutgoingRecord, Publisher
 from tailrace.records import Record
 from tailrace.user_exceptions import error_text
 
-__all__ = ["Attempts", "PendingRecord", "current_publisher"]
+__all__ = ["Attempts", "current_publisher"]
 
 WorkT = TypeVar("WorkT")
 
 _MISSING_S = 30.0
 """Seconds for which a topic that was missing is not looked up again."""
-
-
-class PendingRecord(NamedTuple):
-    """Message to publish; see ``Publisher.publish``."""
-
-    topic: str
-    value: bytes | None
-    key: bytes | None
-    headers: Sequence[tuple[str, bytes | None]]
-    partition: int | None
-    timestamp_ms: int | None
 
 
 class _Attempt:
@@ -47,7 +36,7 @@ class _Attempt:
 
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
-        self.outgoing: list[PendingRecord | None] = []
+        self.outgoing: list[OutgoingRecord | None] = []
         """Messages in the order of the calls of ``publish``; None in place of a message that is not checked yet."""
         self.is_over = False
         """True once the handler has returned or failed; tasks that it has started may still call ``publish``."""
@@ -130,7 +119,7 @@ class Attempts:
 
         return call_in_attempt
 
-    async def publish(self, one: PendingRecord) -> None:
+    async def publish(self, one: OutgoingRecord) -> None:
         """Keep a message until the calling handler has succeeded; outside of handlers, send the message at once.
 
         Raises:
@@ -175,7 +164,7 @@ class Attempts:
             self._missing[topic, partition] = error, loop.time() + _MISSING_S
             raise
 
-    async def _send_all(self, outgoing: Sequence[PendingRecord]) -> None:
+    async def _send_all(self, outgoing: Sequence[OutgoingRecord]) -> None:
         """Send all messages; have the transaction aborted if some messages may have been sent and others were not."""
         for number, one in enumerate(outgoing):
             try:
@@ -186,20 +175,13 @@ class Attempts:
                     self._on_failure(PublishError(f"only some results of a handler could be published ({reason})"))
                 raise
 
-    async def _send(self, one: PendingRecord) -> None:
+    async def _send(self, one: OutgoingRecord) -> None:
         """Send a message in the transaction; drop the message if the transaction will be aborted."""
         if self._window.abort_cause is not None:
             return
         self.has_sent = True
         try:
-            await self._producer.send(
-                one.topic,
-                one.value,
-                key=one.key,
-                headers=one.headers,
-                partition=one.partition,
-                timestamp_ms=one.timestamp_ms,
-            )
+            await self._producer.send(one)
         except (PublishError, ConsumerStateError) as error:
             if self._producer.is_open:
                 # Only this message was refused; the transaction can still be committed.

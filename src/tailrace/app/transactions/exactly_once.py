@@ -21,11 +21,10 @@ from tailrace.app.transactions.renewing_producer import RenewingProducer
 from tailrace.app.transactions.source import TransactionalSource
 from tailrace.app.transactions.window import WindowSettings
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
 from tailrace.context_managers import asynccontextmanager
 from tailrace.errors import ConfigurationError
 from tailrace.observe.hooks import Observer
-from tailrace.producer.publisher import Published, Publisher
+from tailrace.producer.publisher import OutgoingRecord, Published, Publisher
 
 __all__ = [
     "ContextPublisher",
@@ -157,24 +156,21 @@ def transaction_options(delivery: object, **options: object) -> TransactionOptio
     return None
 
 
-def with_transactions(  # noqa: PLR0913 - options of an app
+def with_transactions(
     kafka: KafkaAccess,
+    read: Callable[..., ConsumerSource],
     options: TransactionOptions,
     config: ConsumerConfig,
-    consumer_options: Mapping[str, Any],
-    *,
     observer: Observer,
-    on_corrupt_batch: OnCorruptBatch,
 ) -> KafkaAccess:
     """Return an access to Kafka whose sources handle records in transactions.
 
     Args:
         kafka: access without transactions; its publisher serves code outside of handlers.
+        read: returns the source that reads the topics of a group; keywords replace options of the user.
         options: options of the app's transactions.
         config: resolved options of the consumers.
-        consumer_options: options that the user has set for the consumers.
         observer: receives events.
-        on_corrupt_batch: reaction to a batch that cannot be read.
     """
     sources: list[TransactionalSource] = []
 
@@ -187,16 +183,8 @@ def with_transactions(  # noqa: PLR0913 - options of an app
             transaction_timeout_ms=options.transaction_timeout_ms,
             observer=observer,
         )
-        transactional = {**consumer_options, "group_id": group_id, **_CONSUMER_OPTIONS}
-        consumer = ConsumerSource(routes, transactional, on_corrupt_batch)
-        source = TransactionalSource(
-            consumer,
-            routes.retries,
-            producer=producer,
-            settings=options.window_settings(routes.handlers),
-            metadata_bytes=config.offset_metadata_max_bytes,
-            observer=observer,
-        )
+        settings = options.window_settings(routes.handlers)
+        source = TransactionalSource(read(routes, **_CONSUMER_OPTIONS), routes.retries, producer, settings, observer)
         sources.append(source)
         return source
 
@@ -219,24 +207,13 @@ class ContextPublisher:
     def __init__(self, outside: Publisher, sources: Sequence[TransactionalSource]) -> None:
         self._outside, self._sources = outside, sources
 
-    async def publish(  # noqa: PLR0913 - fields of a record
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Sequence[tuple[str, bytes | None]] = (),
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> Published | None:
+    async def publish(self, record: OutgoingRecord) -> Published | None:
         """Publish one message as ``Publisher.publish`` does; return None in a transaction."""
         publisher = current_publisher()
         # A publisher that is not one of the sources belongs to a handler of another app.
         if publisher is None or publisher not in self._sources:
             publisher = self._outside
-        return await publisher.publish(
-            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
-        )
+        return await publisher.publish(record)
 
 
 def check_transactions(

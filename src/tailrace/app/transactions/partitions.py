@@ -20,6 +20,7 @@ from tailrace.core.group_requests import Identity
 from tailrace.core.offset_map import encode_metadata
 from tailrace.core.progress import Lease, Progress
 from tailrace.errors import PublishError, TailraceError
+from tailrace.producer.publisher import OutgoingRecord
 from tailrace.records import OffsetAndMetadata, Record, TopicPartition
 
 __all__ = [
@@ -78,6 +79,9 @@ class GroupSource(Source, Protocol):
 class TransactionCommitter(Protocol):
     """Producer of one group's transactions; see ``app.transactions.renewing_producer.RenewingProducer``."""
 
+    max_metadata_bytes: int
+    """Maximum size of commit metadata, which contains the offset map."""
+
     async def start(self) -> None:
         """Initialize the producer id (KIP-98)."""
 
@@ -94,16 +98,7 @@ class TransactionCommitter(Protocol):
     async def check(self, topic: str, partition: int | None) -> None:
         """Check that a topic and, unless it is None, the partition exist."""
 
-    async def send(  # noqa: PLR0913 - fields of a record
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None,
-        headers: Sequence[tuple[str, bytes | None]],
-        partition: int | None,
-        timestamp_ms: int | None,
-    ) -> None:
+    async def send(self, record: OutgoingRecord) -> None:
         """Add a record to the transaction."""
 
     async def commit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from uuid import UUID
 
 from tailrace.config import ConsumerConfig
@@ -20,6 +20,7 @@ from tailrace.errors import (
 )
 from tailrace.observe.events import TransactionalProducerReplaced, TransactionInDoubt
 from tailrace.observe.hooks import Observer
+from tailrace.producer.publisher import OutgoingRecord
 from tailrace.producer.transaction_machine import OPEN, OVER, ProducerState
 from tailrace.producer.transactional_producer import TransactionalProducer
 from tailrace.records import OffsetAndMetadata, TopicPartition
@@ -39,6 +40,9 @@ class RenewingProducer:
         transactional_id: see ``TransactionalProducer``.
         transaction_timeout_ms: see ``TransactionalProducer``.
         observer: receives events.
+
+    Attributes:
+        max_metadata_bytes: maximum size of commit metadata.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class RenewingProducer:
     ) -> None:
         self._config, self._group_id, self._id = config, group_id, transactional_id
         self._timeout_ms, self._observer = transaction_timeout_ms, observer
+        self.max_metadata_bytes = config.offset_metadata_max_bytes
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, _MAX_PAUSE_MS)
         self._producer: TransactionalProducer | None = None
         self._is_begun = False
@@ -124,16 +129,7 @@ class RenewingProducer:
         if self._producer is not None:
             await self._producer.check(topic, partition)
 
-    async def send(  # noqa: PLR0913 - fields of a record
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None,
-        headers: Sequence[tuple[str, bytes | None]],
-        partition: int | None,
-        timestamp_ms: int | None,
-    ) -> None:
+    async def send(self, record: OutgoingRecord) -> None:
         """Add a record to the transaction.
 
         Raises:
@@ -142,9 +138,7 @@ class RenewingProducer:
         """
         if self._producer is None:
             raise ConsumerStateError("no transaction is open")
-        await self._producer.send(
-            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
-        )
+        await self._producer.send(record)
 
     async def commit(
         self,

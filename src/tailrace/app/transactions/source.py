@@ -20,7 +20,7 @@ from tailrace.app.refused_records import RefusedRecords
 from tailrace.app.sources import HandlerGroup
 from tailrace.app.topics.delay_queue import wait_ms
 from tailrace.app.topics.names import RetryTopic
-from tailrace.app.transactions.attempts import Attempts, PendingRecord
+from tailrace.app.transactions.attempts import Attempts
 from tailrace.app.transactions.partitions import (
     GroupSource,
     GroupView,
@@ -45,6 +45,7 @@ from tailrace.errors import (
 )
 from tailrace.observe.events import OffsetsCommitted, TopicRecreated, TransactionAborted, TransactionsStalled
 from tailrace.observe.hooks import Observer
+from tailrace.producer.publisher import OutgoingRecord
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["InterruptibleWait", "StallWatch", "TransactionDelivery", "TransactionalSource", "rewind"]
@@ -322,23 +323,20 @@ class TransactionalSource:
         producer: producer of the transactions.
         settings: limits of transactions.
         observer: receives events.
-        metadata_bytes: maximum size of commit metadata, which contains the offset map.
     """
 
-    def __init__(  # noqa: PLR0913 - options
+    def __init__(
         self,
         source: GroupSource,
         retry_topics: Mapping[str, RetryTopic],
-        *,
         producer: TransactionCommitter,
         settings: WindowSettings,
         observer: Observer,
-        metadata_bytes: int = 4_096,
     ) -> None:
         self._source, self._retry_topics = source, retry_topics
         self._deferred_records = DeferredRecords(retry_topics, self._wait_s)
         self._producer, self._observer = producer, observer
-        self._settings, self._window, self._metadata_bytes = settings, Window(settings), metadata_bytes
+        self._settings, self._window = settings, Window(settings)
         self._failure_counts = FailureCounts()
         self._refusals = RefusedRecords()
         self._attempts = Attempts(producer, self._window, self._failure_counts, self._refusals, self._on_failure)
@@ -388,7 +386,7 @@ class TransactionalSource:
         """
         self._handler_group_or_none = sink
         self._partitions_or_none = TransactionPartitions(
-            sink, on_halt=self._commit_soon, on_drop=self._on_drop, metadata_bytes=self._metadata_bytes
+            sink, on_halt=self._commit_soon, on_drop=self._on_drop, metadata_bytes=self._producer.max_metadata_bytes
         )
         await self._producer.start()
         max_waiting = await self._source.start(self._partitions)
@@ -462,18 +460,9 @@ class TransactionalSource:
 
     # ---- called by handlers ------------------------------------------------------------------------------------
 
-    async def publish(  # noqa: PLR0913 - fields of a record
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Sequence[tuple[str, bytes | None]] = (),
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> None:
+    async def publish(self, record: OutgoingRecord) -> None:
         """Publish one message in the open transaction; see ``Attempts.publish``."""
-        await self._attempts.publish(PendingRecord(topic, value, key, headers, partition, timestamp_ms))
+        await self._attempts.publish(record)
 
     def wrap_call(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
         """Return a function that calls ``handle`` and publishes the handler's messages only if the call succeeds."""

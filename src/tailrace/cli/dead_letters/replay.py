@@ -34,7 +34,7 @@ from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerError, ConfigurationError, PublishError, PublishTooLargeError, broker_error
 from tailrace.net.cluster import Cluster
 from tailrace.producer.producer import Producer
-from tailrace.producer.publisher import Published
+from tailrace.producer.publisher import OutgoingRecord, Published
 from tailrace.records import Record
 
 __all__ = [
@@ -391,7 +391,7 @@ class ReplayRun:
         self._last_mark = time.time()
         try:
             await self._producer.publish(
-                self._dead_topic, record.value, key=record.key, headers=record.headers, partition=_CLAIM_PARTITION
+                OutgoingRecord(self._dead_topic, record.value, record.key, record.headers, _CLAIM_PARTITION)
             )
         except PublishError as error:
             raise PublishError(
@@ -452,7 +452,7 @@ class ReplayRun:
             message = replay_record(one.letter, deaths=one.deaths)
             try:
                 published = await self._producer.publish(
-                    one.topic, message.value, key=message.key, headers=message.headers, partition=one.partition
+                    OutgoingRecord(one.topic, message.value, message.key, message.headers, one.partition)
                 )
             except PublishTooLargeError as error:
                 # A second attempt would also fail, so this record must not block the later records of its partition.
@@ -492,7 +492,7 @@ class ReplayRun:
         ).as_record()
         try:
             await self._producer.publish(
-                self._dead_topic, mark.value, key=mark.key, headers=mark.headers, partition=letter.record.partition
+                OutgoingRecord(self._dead_topic, mark.value, mark.key, mark.headers, letter.record.partition)
             )
         except PublishError as error:
             raise PublishError(
