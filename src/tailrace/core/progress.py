@@ -1,8 +1,8 @@
 """Delivery progress of partitions: delivered and finished offsets. Pure: no clock, IO or logging.
 
 Each of these offsets is that of the *next* record: ``delivered``, for example, is the next offset to deliver. In one
-epoch, committed ≤ finished ≤ delivered ≤ fetched, unless the user commits an offset of their choice. Each assignment,
-seek and reset begins an epoch with its own ``Progress``; a ``Lease`` of an older epoch changes nothing.
+epoch, committed ≤ finished ≤ delivered ≤ ``Partition.fetched``, unless the user commits an offset of their choice. Each
+assignment, seek and reset begins an epoch with its own ``Progress``; a ``Lease`` of an older epoch changes nothing.
 
 A ``Lease`` has the records that are delivered together, and an iterator from which they are *taken* to be handled. A
 record that may be finished out of order is *started by offset* (``Lease.start``): its offset is stored until the record
@@ -101,7 +101,7 @@ class StartedOffsets:
         self._most = 2 * len(self._heap) + _SLACK
 
 
-# ---- delivery progress of partitions: fetched, delivered and finished offsets ----------------------------------------
+# ---- delivery progress of partitions: delivered and finished offsets -------------------------------------------------
 
 _offset_of = attrgetter("offset")
 
@@ -441,11 +441,6 @@ class Progress:
         if self._known is not None and self._known.limit <= self.lowest:
             self._known = None
         return self._known
-
-    @property
-    def has_known_ahead(self) -> bool:
-        """True if the offset map of an earlier owner covers offsets that are not delivered yet."""
-        return self._known is not None and self._known.limit > self.delivered
 
     @property
     def finished_after_lowest(self) -> int:
