@@ -69,6 +69,7 @@ __all__ = [
     "Released",
     "ReportAssignmentFault",
     "ReportGroupError",
+    "RequestEffect",
     "Resubscribed",
     "RetryLater",
     "SendGroupHeartbeat",
@@ -433,7 +434,7 @@ class ReportGroupError(Value):
     """True if the error ends the membership; False if the membership continues."""
 
 
-Effect: TypeAlias = (
+RequestEffect: TypeAlias = (
     SendJoin
     | SendSync
     | SendHeartbeat
@@ -442,12 +443,10 @@ Effect: TypeAlias = (
     | FindPartitions
     | FindTopicNames
     | DescribeGroup
-    | TakeOver
-    | Release
-    | ForgetCoordinator
-    | ReportAssignmentFault
-    | ReportGroupError
 )
+"""Effects that are performed by requests to brokers."""
+
+Effect: TypeAlias = RequestEffect | TakeOver | Release | ForgetCoordinator | ReportAssignmentFault | ReportGroupError
 
 
 # ---- machine of one member, for both protocols -----------------------------------------------------------------------

@@ -16,7 +16,7 @@ import asyncio
 import random
 import uuid
 from collections.abc import Awaitable
-from typing import Protocol, TypeAlias, assert_never
+from typing import Protocol, TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
@@ -31,10 +31,7 @@ from tailrace.consumer.group.classic import ClassicMember
 from tailrace.consumer.group.kip848 import Kip848Member
 from tailrace.consumer.group.machine import (
     CoordinatorGone,
-    DescribeGroup,
     Effect,
-    FindPartitions,
-    FindTopicNames,
     ForgetCoordinator,
     GroupEvent,
     HeartbeatOutcome,
@@ -49,20 +46,18 @@ from tailrace.consumer.group.machine import (
     Release,
     Released,
     ReportAssignmentFault,
-    ReportGroupError,
+    RequestEffect,
     Resubscribed,
     RetryLater,
     SendGroupHeartbeat,
     SendHeartbeat,
     SendJoin,
-    SendLeave,
-    SendSync,
     StartMembership,
     StopMembership,
     TakenOver,
     TakeOver,
 )
-from tailrace.consumer.group.requests import GroupRequests, RequestEffect, outcome_of
+from tailrace.consumer.group.requests import GroupRequests, outcome_of
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.core.backoff import Backoff
 from tailrace.core.group_requests import GroupRequestKind, Identity
@@ -161,31 +156,19 @@ class Membership:
 
     def _perform_all(self, tasks: TaskGroup) -> None:
         for effect in self.machine.effects():
-            match effect:
-                case (
-                    SendJoin()
-                    | SendSync()
-                    | SendHeartbeat()
-                    | SendGroupHeartbeat()
-                    | FindPartitions()
-                    | FindTopicNames()
-                    | DescribeGroup()
-                    | SendLeave()
-                ):
-                    tasks.start_soon(self._request, effect)
-                case TakeOver() | Release():
-                    if self._callback is not None:
-                        self._callback.cancel()
-                    scope = self._callback = anyio.CancelScope()
-                    tasks.start_soon(self._call_owner, effect, scope)
-                case ForgetCoordinator():
-                    self._requests.cluster.forget_coordinator(self._group_id, effect.reason)
-                case ReportAssignmentFault():
-                    self._report_fault(effect.partitions, effect.fault)
-                case ReportGroupError():
-                    self._owner.report(effect.error, is_fatal=effect.is_fatal)
-                case _:
-                    assert_never(effect)
+            if isinstance(effect, RequestEffect):
+                tasks.start_soon(self._request, effect)
+            elif isinstance(effect, TakeOver | Release):
+                if self._callback is not None:
+                    self._callback.cancel()
+                scope = self._callback = anyio.CancelScope()
+                tasks.start_soon(self._call_owner, effect, scope)
+            elif isinstance(effect, ForgetCoordinator):
+                self._requests.cluster.forget_coordinator(self._group_id, effect.reason)
+            elif isinstance(effect, ReportAssignmentFault):
+                self._report_fault(effect.partitions, effect.fault)
+            else:
+                self._owner.report(effect.error, is_fatal=effect.is_fatal)
 
     async def _request(self, effect: RequestEffect) -> None:
         if isinstance(effect, SendJoin):

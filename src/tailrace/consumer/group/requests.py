@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeAlias, TypeVar, assert_never
+from typing import Protocol, TypeVar, assert_never
 from uuid import UUID
 
 import anyio
@@ -40,6 +40,7 @@ from tailrace.consumer.group.machine import (
     MembershipFailed,
     PartitionsFound,
     RebalanceCalled,
+    RequestEffect,
     RetryLater,
     SendGroupHeartbeat,
     SendHeartbeat,
@@ -106,7 +107,6 @@ __all__ = [
     "GroupRequests",
     "JoinLimit",
     "MemberProtocol",
-    "RequestEffect",
     "ServerErrorLimit",
     "described_member",
     "event_of",
@@ -117,18 +117,6 @@ __all__ = [
 ]
 
 # ---- requests of a group membership ----------------------------------------------------------------------------------
-
-RequestEffect: TypeAlias = (
-    SendJoin
-    | SendSync
-    | SendHeartbeat
-    | SendGroupHeartbeat
-    | SendLeave
-    | FindPartitions
-    | FindTopicNames
-    | DescribeGroup
-)
-"""Effects that are performed by requests to brokers."""
 
 ResponseT = TypeVar("ResponseT")
 
