@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias
+from uuid import UUID
 
 from tailrace.consumer.delivery.polled_records import PolledRecords
 from tailrace.core.progress import Progress
@@ -33,14 +34,18 @@ class PartitionLease(Progress):
         received: next offset expected from the process.
         unreleased: number of records that have left the queue since the last report to the process.
         reported: finished offset in the last report to the process; -1 before the first report.
+        route: number of the process start, and number of the lease in that process; None before the first slice.
+        topic_id: id of the topic from which the records were read; None if unknown.
     """
 
-    __slots__ = ("key", "received", "reported", "unreleased")
+    __slots__ = ("key", "received", "reported", "route", "topic_id", "unreleased")
 
     def __init__(self, key: LeaseKey, partition: TopicPartition, offset: int) -> None:
         super().__init__(partition, offset)
         self.key, self.received = key, offset
         self.unreleased, self.reported = 0, -1
+        self.route: tuple[int, int] | None = None
+        self.topic_id: UUID | None = None
 
 
 class MergedStream:
@@ -61,12 +66,16 @@ class MergedStream:
 
     # ---- from the processes ------------------------------------------------------------------------------------
 
-    def put(self, key: LeaseKey, partition: TopicPartition, end: int, records: list[Record]) -> None:
-        """Queue a slice, which opens its lease if necessary; ``end`` is the offset at which the partition continues."""
+    def put(self, key: LeaseKey, partition: TopicPartition, end: int, records: list[Record]) -> PartitionLease:
+        """Queue a slice and return its lease, which is opened if necessary.
+
+        ``end`` is the offset at which the partition continues.
+        """
         lease = self.open(key, partition, records[0].offset)
         lease.received = end
         self._queue.append((lease, end, records))
         self.queued_records += len(records)
+        return lease
 
     def open(self, key: LeaseKey, partition: TopicPartition, offset: int) -> PartitionLease:
         """Return the lease of a key; if there is none, open a lease that begins at ``offset``."""

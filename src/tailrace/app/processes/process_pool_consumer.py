@@ -412,14 +412,10 @@ class ReaderPool:
 
         An offset is removed when the next slice of its partition arrives.
         """
-        self._routes: dict[LeaseKey, tuple[int, int]] = {}
-        """Process of each lease: the number of the process start, and the number of the lease in that process."""
         self._keys: dict[TopicPartition, LeaseKey] = {}
         """Key of the lease of each partition, if the parent assigns the partitions."""
         self._committed: dict[TopicPartition, int] = {}
         """Committed offset of each partition, if the parent assigns the partitions."""
-        self._topic_ids: dict[LeaseKey, UUID] = {}
-        """Id of the topic from which the records of each lease were read."""
         self._read_topic_ids: dict[TopicPartition, UUID] = {}
         """Id of the topic from which each partition was last read; start offsets for a new process belong to it."""
         self._recreated: dict[TopicPartition, UUID] = {}
@@ -570,18 +566,16 @@ class ReaderPool:
         if (lease := self._stream.end(key)) is not None:
             # If the topic was recreated, the same offset must be committed again.
             self._committed.pop(lease.partition, None)
-        self._routes.pop(key, None)
-        self._topic_ids.pop(key, None)
 
     def _add_slice(self, start: int, message: SliceMessage) -> None:
         partition = TopicPartition(message.topic, message.partition)
         key = self._key(start, message.lease, partition)
-        self._routes[key] = start, message.lease
+        lease = self._stream.put(key, partition, message.end_offset, records_of(message))
+        lease.route = start, message.lease
         if message.topic_id is not None:
-            self._topic_ids[key] = self._read_topic_ids[partition] = message.topic_id
+            lease.topic_id = self._read_topic_ids[partition] = message.topic_id
         for offsets in self._overrides.values():
             offsets.pop(partition, None)
-        self._stream.put(key, partition, message.end_offset, records_of(message))
         self._on_change()
 
     def on_exit(self, death: ProcessExit, pause_s: float) -> float | None:
@@ -600,9 +594,9 @@ class ReaderPool:
     def _drop_leases(self, death: ProcessExit) -> None:
         """End the leases of a dead process, whose successor reads from their first unfinished offsets."""
         unfinished: dict[TopicPartition, int] = {}
-        for key in [key for key, (start, _) in self._routes.items() if start == death.start]:
-            del self._routes[key]
-            if (lease := self._stream.end(key)) is not None:
+        for lease in self._stream.leases():
+            if lease.route is not None and lease.route[0] == death.start:
+                self._stream.end(lease.key)
                 unfinished[lease.partition] = lease.finished
         self._overrides.setdefault(death.worker, {}).update(unfinished)
 
@@ -610,8 +604,8 @@ class ReaderPool:
 
     def _send_progress(self, lease: PartitionLease) -> None:
         """Report to the process of a lease the first unfinished offset, and how many records have left the queue."""
-        if (route := self._routes.get(lease.key)) is not None:
-            start, number = route
+        if lease.route is not None:
+            start, number = lease.route
             self._send(start, ProgressMessage(number, lease.finished, lease.unreleased))
 
     async def commit(self, timeout_s: float) -> None:
@@ -642,7 +636,7 @@ class ReaderPool:
         group_id = self._config.group_id
         new = {}
         for lease in self._stream.leases():
-            topic_id = self._topic_ids.get(lease.key, NO_TOPIC_ID)
+            topic_id = lease.topic_id or NO_TOPIC_ID
             is_recreated = topic_id == self._recreated.get(lease.partition)
             if not is_recreated and self._committed.get(lease.partition) != lease.finished:
                 new[lease.partition] = CommitOffset(*lease.partition, lease.finished, topic_id=topic_id)
@@ -733,4 +727,5 @@ class ReaderPool:
         return self._keys.setdefault(partition, (_ASSIGNED, len(self._keys)))
 
     def _current_key(self, start: int, number: int) -> LeaseKey:
-        return next((key for key, route in self._routes.items() if route == (start, number)), (start, number))
+        route = start, number
+        return next((lease.key for lease in self._stream.leases() if lease.route == route), route)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -44,66 +44,71 @@ _SLICES_PER_WINDOW = 4
 """Number of slices in a window. With several slices, one can be read while another is sent."""
 
 
-class _SentRecords:
-    """Records that were sent to the parent, as a sink of the consumer, which calls ``halt`` and ``drop``.
+@dataclass(slots=True)
+class _SentLease:
+    """Records of one assignment epoch of a partition that were sent to the parent."""
 
-    Messages identify the assignment epoch of a partition by a lease number.
-    """
+    number: int
+    """Number that identifies the epoch in messages."""
+    progress: Progress
+    outstanding: int = 0
+    """Number of records that were sent and have not left the parent's queue."""
+    is_halted: bool = False
+
+
+class _SentRecords:
+    """Records that were sent to the parent, as a sink of the consumer, which calls ``halt`` and ``drop``."""
 
     def __init__(self, window: int) -> None:
         self.window = window
         self.queued: list[FromChild] = []
         """Messages to send to the parent."""
         self.has_queued = asyncio.Event()
-        self._lease_numbers: dict[TopicPartition, int] = {}
-        self._progress: dict[int, Progress] = {}
-        self._outstanding: Counter[int] = Counter()
-        """Number of records that were sent and have not left the parent's queue, by lease number."""
-        self._halted: set[int] = set()
+        self._leases: dict[TopicPartition, _SentLease] = {}
+        self._by_number: dict[int, _SentLease] = {}
         self._last_number = 0
 
     def room(self) -> int:
         """Return how many records may be sent now."""
-        return min(self.window - self._outstanding.total(), max(1, self.window // _SLICES_PER_WINDOW))
+        outstanding = sum(one.outstanding for one in self._leases.values())
+        return min(self.window - outstanding, max(1, self.window // _SLICES_PER_WINDOW))
 
     def mark_sent(self, lease: Lease) -> int:
         """Mark the records of ``lease`` as sent to the parent; return their lease number for messages."""
-        number = self._lease_numbers.get(lease.partition)
-        if number is None or self._progress[number] is not lease.progress:
+        sent = self._leases.get(lease.partition)
+        if sent is None or sent.progress is not lease.progress:
             # A new epoch has begun, so the parent must drop the records of the previous epoch.
             self.drop(lease.partition)
             self._last_number += 1
-            number = self._lease_numbers[lease.partition] = self._last_number
-            self._progress[number] = lease.progress
-        self._outstanding[number] += lease.count
+            sent = self._leases[lease.partition] = _SentLease(self._last_number, lease.progress)
+            self._by_number[sent.number] = sent
+        sent.outstanding += lease.count
         lease.progress.move_to_process(lease)
-        return number
+        return sent.number
 
     def finish(self, message: ProgressMessage) -> None:
         """Finish the records that the parent has finished, and make room for as many as have left its queue."""
-        if (progress := self._progress.get(message.lease)) is not None:
-            progress.finish_through(message.offset)
+        if (sent := self._by_number.get(message.lease)) is not None:
+            sent.progress.finish_through(message.offset)
             # ``message.released`` may count records of the previous process, which has died.
-            self._outstanding[message.lease] = max(0, self._outstanding[message.lease] - message.released)
+            sent.outstanding = max(0, sent.outstanding - message.released)
 
     def drop_undelivered(self, message: HaltResponse) -> None:
         """Note that the parent has dropped records from its queue, so that they are read again."""
-        if message.lease in self._halted:
-            self._progress[message.lease].cut(message.offset)
+        if (sent := self._by_number.get(message.lease)) is not None and sent.is_halted:
+            sent.progress.cut(message.offset)
 
     def halt(self, partition: TopicPartition) -> None:
         """Ask the parent to deliver no more records of a partition; the parent answers with HaltResponse."""
-        if (number := self._lease_numbers.get(partition)) is not None:
-            self._halted.add(number)
-            self._queue(HaltRequest(number))
+        if (sent := self._leases.get(partition)) is not None:
+            sent.is_halted = True
+            self._queue(HaltRequest(sent.number))
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition, and tell the parent to do so."""
-        if (number := self._lease_numbers.pop(partition, None)) is not None:
-            del self._progress[number]
-            del self._outstanding[number]
-            self._halted.discard(number)
-            self._queue(LeaseEndedMessage(number))
+        if (sent := self._leases.pop(partition, None)) is not None:
+            del self._by_number[sent.number]
+            self._queue(LeaseEndedMessage(sent.number))
 
     def _queue(self, message: FromChild) -> None:
         self.queued.append(message)
