@@ -165,22 +165,34 @@ class ClassicMember(GroupMachine[ClassicState]):
         self._strategies = {strategy.name: strategy for strategy in strategies}
         self._is_cooperative = are_cooperative(strategies)
         self._heartbeat = Heartbeat(settings.session_timeout_s, settings.heartbeat_interval_s)
-        self._takeover: TakeOver | None = None
-        """Takeover in progress, or None. A join does not end it, but a release or a later takeover does."""
         self._topics = self._joined_topics = settings.topics
         """Subscribed topics, and the topics in the last join."""
+        # The generation.
         self._member_id = ""
         self._generation = -1
         self._protocol = ""
+        self._leader: GroupLeader | None = None
+        """State of the leader; None if another member leads the generation."""
+        # The assignment.
         self.owned: Partitions = frozenset()
         self._ready: Partitions = frozenset()
         """Owned partitions whose takeover is complete."""
+        self._takeover: TakeOver | None = None
+        """Takeover in progress, or None. A join does not end it, but a release or a later takeover does."""
         self._last_assignment: tuple[tuple[OwnedPartitions, ...], int] = ((), -1)
         """Last assignment and its generation, for the joins of an eager member with a sticky assignor."""
-        self._leader: GroupLeader | None = None
-        """State of the leader; None if another member leads the generation."""
+        # The next join, or the end.
+        self._join_at = 0.0
+        """Time of the next join while WAITING."""
+        self._stop_at: float | None = None
+        """Time until which a stop waits for the end of a rebalance; None if no stop is waiting."""
+        self._reason = "the consumer starts"
+        """Reason of the next join or release, for the broker and the events."""
         self._failures = 0
         """Number of failures since the last assignment, for the backoff."""
+        self._has_polled_again = False
+        """True if the application has polled since its partitions were reported as lost for lack of polls."""
+        # Faults of the assignment.
         self._is_unchecked = False
         """True from the join of a starting static member until a lookup shows that every partition has an owner."""
         self._lookup: DescribeGroup | None = None
@@ -194,14 +206,6 @@ class ClassicMember(GroupMachine[ClassicState]):
         self._fault_backoff = Backoff(settings.heartbeat_interval_s, settings.session_timeout_s)
         """Pauses before joins after repeated faults; each rebalance concerns the whole group."""
         self._has_reported_fault = False
-        self._has_polled_again = False
-        """True if the application has polled since its partitions were reported as lost for lack of polls."""
-        self._join_at = 0.0
-        """Time of the next join while WAITING."""
-        self._stop_at: float | None = None
-        """Time until which a stop waits for the end of a rebalance; None if no stop is waiting."""
-        self._reason = "the consumer starts"
-        """Reason of the next join or release, for the broker and the events."""
 
     @property
     def identity(self) -> Identity:
