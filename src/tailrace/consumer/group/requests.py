@@ -390,12 +390,8 @@ class GroupRequests:
         """Return the partition counts of topics, some of which this member may not subscribe to."""
         topology = self.cluster.topology
         if not all(topic in topology.topics or topic in topology.errors for topic in topics):
-            token = object()
-            self.cluster.watch(token, topics)
-            try:
+            with self.cluster.watching(topics):
                 await self.cluster.refresh()
-            finally:
-                self.cluster.unwatch(token)
         return self.cluster.topology.partition_counts(topics)
 
     async def _heartbeat(self, effect: SendHeartbeat) -> GroupEvent:
