@@ -345,11 +345,11 @@ class ProcessExit:
 class ProcessOwner(Protocol):
     """Owner of supervised processes."""
 
-    def spec(self, worker: int) -> Mapping[str, object]:
-        """Return the settings to send to a process."""
+    def spec(self, worker: int, start: int) -> Mapping[str, object]:
+        """Return the settings to send to a process; ``start`` is unique among all starts of all processes."""
 
     def on_message(self, start: int, message: FromChild) -> None:
-        """Receive a message of a process; ``start`` is unique among all starts of all processes."""
+        """Receive a message of a process."""
 
     def on_exit(self, death: ProcessExit, pause_s: float) -> float | None:
         """Return the pause before a restart, such as ``pause_s``; None to wait for ``renew`` or ``end``."""
@@ -470,7 +470,7 @@ class SupervisedProcess:
         self._silence_limit_s, self._silent_checks = None, 0
         try:
             child = await Child.start(
-                self._module, self._owner.spec(self.worker), {"TAILRACE_WORKER": str(self.worker)}
+                self._module, self._owner.spec(self.worker, self.start), {"TAILRACE_WORKER": str(self.worker)}
             )
         except OSError as error:
             # The system may be out of memory, processes or file descriptors for a while.

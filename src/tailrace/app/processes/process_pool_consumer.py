@@ -507,7 +507,7 @@ class ReaderPool:
 
     # ---- called by the processes -------------------------------------------------------------------------------
 
-    def spec(self, worker: int) -> Mapping[str, object]:
+    def spec(self, worker: int, start: int) -> Mapping[str, object]:  # noqa: ARG002 - part of the interface
         """Return the settings to send to a reader."""
         window = max(1, self._config.max_queued_records // len(self.processes))
         # A reader that was ready has reset its offsets already, so its next process must not reset them again.

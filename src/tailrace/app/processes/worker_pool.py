@@ -243,7 +243,7 @@ class WorkerPool:
 
     # ---- called by the processes -------------------------------------------------------------------------------
 
-    def spec(self, worker: int) -> WorkerSpec:
+    def spec(self, worker: int, start: int) -> WorkerSpec:  # noqa: ARG002 - part of the public surface
         """Return the settings of a worker; a worker that was ready does not reset its offsets again."""
         if worker not in self._had_assignment:
             return self._spec
