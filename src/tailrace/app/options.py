@@ -14,7 +14,7 @@ from tailrace.app.function_kinds import FunctionKind, kind_of, name_of
 from tailrace.app.policies import Batch, OnFailure, OrderBy, Retry
 from tailrace.awaitables import is_coroutine_function
 from tailrace.codecs.protocols import AnyCodec
-from tailrace.config import ConsumerOptions
+from tailrace.config import ConsumerOptions, check_positive
 from tailrace.config.resolution import place_of, similar
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
 from tailrace.core.cluster_metadata import topic_name_fault
@@ -409,9 +409,9 @@ def check_handler_options(options: Mapping[str, object], batch: object) -> None:
     publish = options.get("publish")
     if isinstance(publish, str) and (fault := topic_name_fault(publish)):
         raise ConfigurationError(f"publish={publish!r} is not a legal topic name: {fault}")
-    _check_positive("concurrency", options.get("concurrency", 1))
+    check_positive("concurrency", options.get("concurrency", 1))
     if options.get("timeout_ms") is not None:
-        _check_positive("timeout_ms", options["timeout_ms"])
+        check_positive("timeout_ms", options["timeout_ms"])
     if batch is not None and not isinstance(batch, Batch):
         raise ConfigurationError(f"batch must be a Batch instance such as Batch(max_records=500), not {batch!r}")
     retry = options.get("retry")
@@ -472,8 +472,3 @@ def _check_choice(name: str, value: object) -> None:
 def _check_retry(retry: object) -> None:
     if retry is not None and not isinstance(retry, Retry):
         raise ConfigurationError(f"retry must be a Retry instance such as Retry(attempts=3), not {retry!r}")
-
-
-def _check_positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigurationError(f"{name} must be a positive integer, not {value!r}")

@@ -24,7 +24,7 @@ from tailrace.codecs.schema_decoders import (
     subject_of,
 )
 from tailrace.codecs.wire_format import LARGE_VALUE, Format, PayloadWriter, Schema, check_schema, header_of
-from tailrace.config import refuse_inline_pem
+from tailrace.config import check_positive, refuse_inline_pem
 from tailrace.errors import ConfigurationError, PublishError
 from tailrace.values import Hidden, robust_repr
 
@@ -258,7 +258,7 @@ class SchemaRegistry:
             if value not in get_args(choices):
                 known = ", ".join(map(repr, get_args(choices)))
                 raise ConfigurationError(f"SchemaRegistry: {name} must be one of {known}, not {value!r}")
-        _check_positive("timeout_ms", timeout_ms)
+        check_positive("SchemaRegistry: timeout_ms", timeout_ms)
         if use_latest_version and auto_register:
             raise ConfigurationError(
                 "SchemaRegistry: use_latest_version and auto_register cannot both be True, because values might not be"
@@ -350,11 +350,6 @@ class SchemaRegistry:
             return subject_of(self._subject, topic, is_key=is_key, record_name=record_name)
         except Exception:  # noqa: BLE001 - the error for a schema without a name depends on the format
             return None
-
-
-def _check_positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigurationError(f"SchemaRegistry: {name} must be a positive integer, not {value!r}")
 
 
 def _format(name: FormatName, *, validate: bool) -> Format:

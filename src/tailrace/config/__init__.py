@@ -18,6 +18,7 @@ from tailrace.config.options import (
 )
 from tailrace.config.resolution import (
     check_names,
+    check_positive,
     hide_secrets,
     parse_option,
     refuse_inline_pem,
@@ -36,6 +37,7 @@ __all__ = [
     "SecurityProtocol",
     "TokenProvider",
     "check_names",
+    "check_positive",
     "hide_secrets",
     "parse_option",
     "refuse_inline_pem",

@@ -34,6 +34,7 @@ __all__ = [
     "PREFIX",
     "check_combinations",
     "check_names",
+    "check_positive",
     "check_variables",
     "hide_secrets",
     "parse_option",
@@ -389,6 +390,16 @@ def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> 
         else:
             hint = similar(plain, [*_FIELDS, *of_app]) or "help(tailrace.Consumer) lists all options"
         raise ConfigurationError(f"there is no option {name!r} - {hint}")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Check that the value of an option is a positive integer.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigurationError(f"{name} must be a positive integer, not {value!r}")
 
 
 def hide_secrets(options: OptionsT) -> OptionsT:

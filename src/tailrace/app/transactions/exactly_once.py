@@ -20,7 +20,7 @@ from tailrace.app.transactions.attempts import current_publisher
 from tailrace.app.transactions.renewing_producer import RenewingProducer
 from tailrace.app.transactions.source import TransactionalSource
 from tailrace.app.transactions.window import WindowSettings
-from tailrace.config import ConsumerConfig
+from tailrace.config import ConsumerConfig, check_positive
 from tailrace.context_managers import asynccontextmanager
 from tailrace.errors import ConfigurationError
 from tailrace.observe.hooks import Observer
@@ -65,9 +65,7 @@ class TransactionOptions:
                 f" {name!r}"
             )
         for option in ("transaction_timeout_ms", "transaction_interval_ms", "transaction_max_records"):
-            value = getattr(self, option)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigurationError(f"{option} must be a positive integer, not {value!r}")
+            check_positive(option, getattr(self, option))
         if self.transaction_interval_ms * 2 > self.transaction_timeout_ms:
             raise ConfigurationError(
                 f"transaction_interval_ms={self.transaction_interval_ms} must be at most half of"
