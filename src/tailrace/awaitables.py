@@ -139,7 +139,7 @@ async def resolve_result(result: object, where: str) -> object:
 def abandon(task: asyncio.Task[Any]) -> None:
     """Cancel a task that ignored an earlier cancellation, and unregister it: ``asyncio.run`` does not wait for it."""
     task.cancel()
-    asyncio.tasks._unregister_task(task)  # noqa: SLF001 - documented in Python's "Extending asyncio"
+    asyncio.tasks._unregister_task(task)
 
 
 def _is_coroutine_or_future(result: object) -> bool:

@@ -554,20 +554,8 @@ class EmbeddedServer(EmbeddedCluster):
     The other options are documented in ``EmbeddedCluster``.
     """
 
-    def __init__(  # noqa: PLR0913 - options of a test's broker
-        self,
-        *,
-        security: Security = "PLAINTEXT",
-        tls: bool = False,
-        config: Mapping[str, str | float] | None = None,
-        version: str = jars.KAFKA_VERSION,
-        advertise: Callable[[int, int], int] | None = None,
-        progress: jars.Progress | None = None,
-        port: int | None = None,
-    ) -> None:
-        super().__init__(
-            1, security=security, tls=tls, config=config, version=version, advertise=advertise, progress=progress
-        )
+    def __init__(self, *, port: int | None = None, **options: Any) -> None:  # noqa: ANN401 - of EmbeddedCluster
+        super().__init__(1, **options)
         self._port = port
 
     @property

@@ -73,7 +73,7 @@ class Observer:
     """
 
     def __init__(self, hooks: Sequence[Hook] = (), **context: object) -> None:
-        self._hooks = tuple(hooks)
+        self.hooks: Sequence[Hook] = tuple(hooks)
         self._context = context
         self._logger = logging.getLogger("tailrace")
         self._repeated: dict[object, _Repeated] = {}
@@ -85,17 +85,12 @@ class Observer:
     def with_hooks(self, *hooks: Hook) -> Observer:
         """Return a copy that also passes events to ``hooks``."""
         extended = copy.copy(self)
-        extended._hooks = (*self._hooks, *hooks)  # noqa: SLF001 - same class
+        extended.hooks = (*self.hooks, *hooks)
         return extended
-
-    @property
-    def hooks(self) -> Sequence[Hook]:
-        """Hooks that receive the events."""
-        return self._hooks
 
     def emit(self, event: Event) -> None:
         """Pass ``event`` to the hooks, and log it at the event's level."""
-        for hook in self._hooks:
+        for hook in self.hooks:
             try:
                 returned: object = cast("Any", hook).on_event(event)
             except Exception:  # noqa: BLE001 - user code; the exception is logged

@@ -259,7 +259,7 @@ class SparkQuery:
         """Sleep in Spark's Java thread until ``stop`` interrupts it, which Spark treats as a normal end."""
         spark: Any = self._stage.spark
         self._is_parked.set()
-        spark._jvm.java.lang.Thread.sleep(_PARK_MS)  # noqa: SLF001 - Spark has no public access to that thread
+        spark._jvm.java.lang.Thread.sleep(_PARK_MS)
         raise TailraceError(f"Spark did not stop the query within {_PARK_MS // 1000} s - call stop() again")
 
     def _drop_java_stack(self, error: Any) -> None:  # noqa: ANN401 - py4j is untyped
@@ -270,7 +270,7 @@ class SparkQuery:
         """
         if isinstance(error, import_module("py4j.protocol").Py4JJavaError):
             context: Any = self._stage.spark.sparkContext
-            gateway = context._gateway  # noqa: SLF001 - Spark has no public access to the gateway
+            gateway = context._gateway
             error.java_exception.setStackTrace(gateway.new_array(gateway.jvm.java.lang.StackTraceElement, 0))
 
     def _stop_spark(self) -> None:
@@ -350,7 +350,7 @@ class SparkQuery:
     def _session_stopped_error(self) -> TailraceError | None:
         """Return an error if the session was stopped, because Spark's error does not name this cause; else None."""
         context: Any = self._stage.spark.sparkContext
-        if context._jsc is not None and not context._jsc.sc().isStopped():  # noqa: SLF001 - Python has no other way
+        if context._jsc is not None and not context._jsc.sc().isStopped():
             return None
         return TailraceError(
             "the Spark session was stopped while the query ran, so the current batch will be handled again - stop() the"

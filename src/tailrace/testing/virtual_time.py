@@ -68,14 +68,14 @@ class VirtualTime:
         """Replace the clock of the loop, and of no other loop."""
         loop = self._loop
         self._known_threads = set(threading.enumerate())
-        self._selector, self._run_in_executor = loop._selector, loop.run_in_executor  # noqa: SLF001 - no public access
+        self._selector, self._run_in_executor = loop._selector, loop.run_in_executor
         loop.time, loop.run_in_executor = lambda: self._now, self._in_executor
-        loop._selector = self  # noqa: SLF001
+        loop._selector = self
 
     def uninstall(self) -> None:
         """Give the loop its own clock again."""
         loop = self._loop
-        loop._selector = self._selector  # noqa: SLF001
+        loop._selector = self._selector
         # Without the attributes of the instance, the methods of the class are used again.
         del loop.time, loop.run_in_executor
 

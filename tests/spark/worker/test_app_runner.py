@@ -24,7 +24,7 @@ from tailrace.core.offset_map import OffsetMap
 from tailrace.integrations.opentelemetry import OpenTelemetry
 from tailrace.spark.handler_selection import select_handlers
 from tailrace.spark.worker import task_runner as worker
-from tailrace.spark.worker.rows import result_type
+from tailrace.spark.worker.rows import result_type, slices_of
 from tailrace.spark.worker.shipment import Shipment, ShippedMaps, pack
 from tailrace.spark.worker.task_runner import AppRunner
 
@@ -97,7 +97,9 @@ async def task(app: App, name: str, *values: bytes) -> tuple[list[int], dict[str
         # Signal handlers are installed only in the main thread.
         parts = await asyncio.to_thread(
             lambda: list(
-                worker.run_task(shipment, ShippedMaps({}), kind, TOPIC, [batch(values)], has_one_partition=True)
+                worker.run_task(
+                    shipment, ShippedMaps({}), kind, [slices_of(batch(values), TOPIC, has_one_partition=True)]
+                )
             )
         )
     rows = [row for part in parts for row in part.to_pylist()]

@@ -150,8 +150,8 @@ class Checkpoint:
     def __init__(self, spark: SparkSession, location: str) -> None:
         self.location = location.rstrip("/")
         untyped: Any = spark
-        self._jvm = untyped._jvm  # noqa: SLF001 - Spark has no public access to Hadoop's file systems
-        self._hadoop = untyped._jsc.hadoopConfiguration()  # noqa: SLF001 - and none to their configuration
+        self._jvm = untyped._jvm
+        self._hadoop = untyped._jsc.hadoopConfiguration()
 
     def load(self, group_id: str, handler: str) -> PipelineState:
         """Return the stored state, or a new state for an empty folder.

@@ -384,19 +384,17 @@ def task_function(
     """
 
     def handle(batches: Iterable[Any]) -> Iterator[Any]:
-        yield from run_task(shipment, offset_maps, row_type, topic, batches, has_one_partition=has_one_partition)
+        slices = (slices_of(batch, topic, has_one_partition=has_one_partition) for batch in batches)
+        yield from run_task(shipment, offset_maps, row_type, slices)
 
     return handle
 
 
-def run_task(  # noqa: PLR0913 - arguments sent with the task
+def run_task(
     shipment: Shipment,
     offset_maps: ShippedMaps,
     row_type: DataType | None,
-    topic: str | None,
-    batches: Iterable[Any],
-    *,
-    has_one_partition: bool,
+    batches: Iterable[Iterable[PartitionRecords]],
 ) -> Iterator[Any]:
     """Handle the records of one task; yield Arrow batches with the results, and at the end a row with the metrics.
 
@@ -409,8 +407,7 @@ def run_task(  # noqa: PLR0913 - arguments sent with the task
     with _PROCESS.task():
         try:
             runner = _PROCESS.runner_for(shipment)
-            for batch in batches:
-                slices = slices_of(batch, topic, has_one_partition=has_one_partition)
+            for slices in batches:
                 results = _PROCESS.call(runner.handle(slices, offset_maps))
                 if results and row_type is not None:
                     yield arrow_of(rows_of(results, row_type), schema)
