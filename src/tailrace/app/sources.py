@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 from tailrace.app.policies import FailureCounts
@@ -221,10 +221,10 @@ class ConsumerSource:
         """Commit the finished records, and leave the group."""
         await self.consumer.stop()
 
-    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease]:
+    def next_slice(self, room_of: Callable[[TopicPartition], int]) -> Coroutine[Any, Any, tuple[Partition, Lease]]:
         """Wait for the reader's next slice, and return the state of its partition, and the lease."""
         assert self._reader is not None
-        return await self._reader.next_slice(room_of)
+        return self._reader.next_slice(room_of)
 
     def progressed(self) -> None:
         """Wake the reader, which may be able to deliver again."""

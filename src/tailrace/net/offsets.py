@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import anyio
+from msgspec.structs import replace
 
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.core.group_requests import REACTIONS, GroupReaction, GroupRequestKind, Identity
@@ -155,31 +156,28 @@ async def commit_once(
         BrokerConnectionError: the coordinator does not answer in time, or its response is malformed.
     """
     coordinator = await cluster.coordinator(group_id)
-    timeout_s = _coordinator_timeout_s(cluster)
-    identity = identity or Identity()
-    names = {one.topic_id: one.topic for one in entries}
-    known = {TopicPartition(one.topic, one.partition): one for one in entries}
-
-    def request() -> OffsetCommitRequest:
-        return OffsetCommitRequest(
-            group_id,
-            tuple(known.values()),
-            generation_id=identity.generation,
-            member_id=identity.member_id,
-            group_instance_id=identity.instance_id,
-        )
-
+    timeout_s, identity = _coordinator_timeout_s(cluster), identity or Identity()
+    request = OffsetCommitRequest(
+        group_id,
+        tuple(entries),
+        generation_id=identity.generation,
+        member_id=identity.member_id,
+        group_instance_id=identity.instance_id,
+    )
     codes: dict[TopicPartition, int] = {}
     try:
-        if await coordinator.version_for(request(), timeout_s=timeout_s) < _FIRST_VERSION_WITH_TOPIC_IDS:
+        if await coordinator.version_for(request, timeout_s=timeout_s) < _FIRST_VERSION_WITH_TOPIC_IDS:
             # Use the connection of the commit that follows, so that as little time as possible passes in between.
             ask = partial(coordinator.send, key=ChannelKey(Channel.OFFSETS), timeout_s=timeout_s)
-            for one in await partitions_of_recreated_topics(ask, {at: entry.topic_id for at, entry in known.items()}):
-                codes[one] = ErrorCode.UNKNOWN_TOPIC_ID
-                del known[one]
-        if known:
-            answer = await coordinator.send(request(), timeout_s=timeout_s)
-            codes |= {_partition_of(one, names): one.error_code for one in answer.partitions}
+            known = {TopicPartition(one.topic, one.partition): one.topic_id for one in entries}
+            codes = dict.fromkeys(await partitions_of_recreated_topics(ask, known), int(ErrorCode.UNKNOWN_TOPIC_ID))
+            current = (one for one in entries if TopicPartition(one.topic, one.partition) not in codes)
+            request = replace(request, partitions=tuple(current))
+        if request.partitions:
+            names = {one.topic_id: one.topic for one in entries}
+            answer = await coordinator.send(request, timeout_s=timeout_s)
+            for one in answer.partitions:
+                codes[_partition_of(one, names)] = one.error_code
     except (BrokerConnectionError, MalformedMessageError) as error:
         cluster.forget_coordinator(group_id, str(error))
         if isinstance(error, MalformedMessageError):

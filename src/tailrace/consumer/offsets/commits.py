@@ -174,9 +174,12 @@ class Commits:
 
     def released_since(self, snapshot: CommitSnapshot) -> frozenset[TopicPartition]:
         """Return the partitions of ``snapshot`` that were revoked or lost since; other members may commit them now."""
-        now = {position.topic_partition: position.assignment for position in self.positions.of(snapshot.notes)}
-        then = ((partition, note.assignment) for partition, note in snapshot.notes.items())
-        return frozenset(one for one, assignment in then if assignment is not None and now.get(one) != assignment)
+        released = set()
+        for partition, note in snapshot.notes.items():
+            position = self.positions.get(partition)
+            if note.assignment is not None and (position is None or position.assignment != note.assignment):
+                released.add(partition)
+        return frozenset(released)
 
     def unchanged_since(self, snapshot: CommitSnapshot) -> frozenset[TopicPartition]:
         """Return the partitions of ``snapshot`` that have the same epoch and are not about to be revoked."""

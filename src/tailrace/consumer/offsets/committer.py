@@ -241,8 +241,18 @@ class Committer:
             self._observer.emit(CommitCallbackFailed(self.group_id, error_text(raised), raised))
 
     async def _send_until_done(self, commit: _Commit, deadline: float) -> None:
-        """Send a commit, and retry after temporary errors until ``deadline``."""
-        self._report_dropped_maps(commit.snapshot)
+        """Send a commit, and retry after temporary errors until ``deadline``.
+
+        Emit an event for each offset map that does not fit, but none if the partition's previous map did not fit.
+        """
+        for partition, note in commit.snapshot.notes.items():
+            if not note.is_map_dropped:
+                self._map_dropped.discard(partition)
+            elif partition not in self._map_dropped:
+                self._map_dropped.add(partition)
+                reason = f"it does not fit into offset_metadata_max_bytes={self._config.offset_metadata_max_bytes}"
+                offset = commit.snapshot.offsets[partition].offset
+                self._observer.emit(OffsetMapDropped(partition, offset, reason))
         loop, offsets = asyncio.get_running_loop(), commit.snapshot.offsets
         began_at = loop.time()
         try:
@@ -293,7 +303,11 @@ class Committer:
     async def _send(self, commit: _Commit) -> None:
         """Send the offsets that are left, except of revoked partitions, and remove those that the broker accepts."""
         gone = self._commits.released_since(commit.snapshot)
-        entries = {partition: entry for partition, entry in commit.left.items() if partition not in gone}
+        topology, entries = self._cluster.topology, {}
+        for partition, entry in commit.left.items():
+            if partition not in gone:
+                topic_id = topology.topic_id(entry.topic) if entry.topic_id == NO_TOPIC_ID else entry.topic_id
+                entries[partition] = replace(entry, topic_id=topic_id)
         if not entries:
             return
         identity = self._identity()
@@ -303,14 +317,10 @@ class Committer:
                 " rebalancing, or has removed this member - commit again after the next assignment",
                 retriable=False,
             )
-        loop, topology = asyncio.get_running_loop(), self._cluster.topology
-        with_ids = [
-            one if one.topic_id != NO_TOPIC_ID else replace(one, topic_id=topology.topic_id(one.topic))
-            for one in entries.values()
-        ]
+        loop = asyncio.get_running_loop()
         await self._cluster.coordinator(self.group_id)
         sent_at = loop.time()
-        codes = await commit_once(self._cluster, self.group_id, with_ids, identity)
+        codes = await commit_once(self._cluster, self.group_id, entries.values(), identity)
         self._observer.emit(GroupRequestCompleted(self.group_id, "Commit", loop.time() - sent_at))
         accepted = [partition for partition in entries if codes.get(partition) == ErrorCode.NONE]
         without_text = {one for one in accepted if not commit.left[one].metadata}
@@ -400,16 +410,6 @@ class Committer:
             commit.left[partition] = replace(entry, metadata="")
             self._observer.emit(CommitMetadataDropped(partition, entry.offset, len(entry.metadata.encode())))
         return True
-
-    def _report_dropped_maps(self, snapshot: CommitSnapshot) -> None:
-        """Emit an event for each offset map that does not fit, but none if the partition's previous map did not fit."""
-        for partition, note in snapshot.notes.items():
-            if not note.is_map_dropped:
-                self._map_dropped.discard(partition)
-            elif partition not in self._map_dropped:
-                self._map_dropped.add(partition)
-                reason = f"it does not fit into offset_metadata_max_bytes={self._config.offset_metadata_max_bytes}"
-                self._observer.emit(OffsetMapDropped(partition, snapshot.offsets[partition].offset, reason))
 
 
 _UNKNOWN_TOPIC_CODES = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID}
