@@ -194,7 +194,6 @@ class ConsumerSource:
 
     @property
     def transactions(self) -> None:
-        """None, because this source delivers at least once."""
         return
 
     async def start(self, sink: RecordSink) -> int:
@@ -210,35 +209,28 @@ class ConsumerSource:
         return max_waiting
 
     def wall_clock(self) -> float:
-        """Return the time of this machine in seconds since the epoch."""
         return time.time()
 
     def group_view(self) -> MemberView:
-        """Return the view of the consumer as a member of its group; the consumer must be started."""
         return self.consumer.group_view()
 
     async def stop(self) -> None:
-        """Commit the finished records, and leave the group."""
         await self.consumer.stop()
 
     def next_slice(self, room_of: Callable[[TopicPartition], int]) -> Coroutine[Any, Any, tuple[Partition, Lease]]:
-        """Wait for the reader's next slice, and return the state of its partition, and the lease."""
         assert self._reader is not None
         return self._reader.next_slice(room_of)
 
     def progressed(self) -> None:
-        """Wake the reader, which may be able to deliver again."""
         if self._reader is not None:
             self._reader.progressed()
 
     def halt(self) -> None:
-        """Deliver no more records of the assigned partitions."""
         assert self._reader is not None
         self._reader.halt(self.consumer.assignment())
 
 
 def _consumer_for(routes: Routes, options: Mapping[str, Any]) -> SinkConsumer:
-    """Return a consumer that is subscribed to the topics or patterns of ``routes``."""
     if routes.patterns:
         # Patterns are matched in the client even with KIP-848, because a pattern that the broker matches cannot exclude
         # the group's own retry and replay topics.

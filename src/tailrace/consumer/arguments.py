@@ -1,4 +1,7 @@
-"""Checks of arguments that users pass to a Consumer, among them patterns of topic names."""
+"""Checks of arguments that users pass to a Consumer, among them patterns of topic names.
+
+Each function raises ConfigurationError if an argument is invalid.
+"""
 
 from __future__ import annotations
 
@@ -71,11 +74,6 @@ def checked_pattern(given: object, group_protocol: str) -> TopicPattern:
         given: regular expression, or compiled pattern. A pattern for the broker keeps the flags IGNORECASE, MULTILINE
             and DOTALL.
         group_protocol: ``"classic"`` or ``"consumer"``.
-
-    Raises:
-        ConfigurationError: ``given`` is neither a non-empty string nor a compiled pattern of strings; a pattern for
-            Python is not a valid regular expression; or a pattern for the broker has the flag re.VERBOSE, which brokers
-            do not support.
     """
     if isinstance(given, re.Pattern) and isinstance(given.pattern, str):
         return _broker_pattern(given) if group_protocol == "consumer" else given
@@ -133,12 +131,7 @@ Assignable: TypeAlias = (
 def checked_subscription(
     topics: Iterable[object], pattern: object, group_protocol: str, *, may_be_none: bool = False
 ) -> tuple[frozenset[str], TopicPattern | None]:
-    """Check the topics and the pattern of a subscription, and return them.
-
-    Raises:
-        ConfigurationError: topics and a pattern are both given; neither is given, although ``may_be_none`` is False; or
-            a topic name or the pattern is invalid.
-    """
+    """Check the topics and the pattern of a subscription, and return them."""
     names = list(topics)
     for name in names:
         if not isinstance(name, str) or not name:
@@ -155,9 +148,6 @@ def checked_to_commit(
     """Check the arguments of ``commit()``, and return them as a pair of offsets and partitions.
 
     At least one of the two is None. Both are None without arguments, which commits all partitions.
-
-    Raises:
-        ConfigurationError: an argument is neither a mapping of offsets nor a partition, or the mapping is empty.
     """
     match given:
         case []:
@@ -188,11 +178,7 @@ def _with_metadata(offsets: Mapping[object, object]) -> dict[TopicPartition, Off
 
 
 def checked_offsets(to: Mapping[TopicPartition, int], offset: object, whence: str) -> dict[TopicPartition, int]:
-    """Check the arguments of ``seek({partition: offset})``, and return the offsets.
-
-    Raises:
-        ConfigurationError: a value of the mapping is not an offset, or ``offset`` or ``whence`` is given as well.
-    """
+    """Check the arguments of ``seek({partition: offset})``, and return the offsets."""
     if offset is not None or whence != "offset":
         raise ConfigurationError("seek() takes either a mapping of offsets, or partitions with offset= and whence=")
     checked_partitions(to)
@@ -202,11 +188,7 @@ def checked_offsets(to: Mapping[TopicPartition, int], offset: object, whence: st
 
 
 def checked_partitions(partitions: Iterable[object]) -> frozenset[TopicPartition]:
-    """Check that all elements are partitions, and return them as a set.
-
-    Raises:
-        ConfigurationError: an element is not a TopicPartition.
-    """
+    """Check that all elements are partitions, and return them as a set."""
     given = set()
     for one in partitions:
         if not isinstance(one, TopicPartition):
@@ -218,11 +200,7 @@ def checked_partitions(partitions: Iterable[object]) -> frozenset[TopicPartition
 
 
 def checked_count(max_records: int | None, default: int, min_records: int = 1) -> int:
-    """Return ``max_records``, or ``default`` if it is None, after checking it and ``min_records``.
-
-    Raises:
-        ConfigurationError: ``max_records`` or ``min_records`` is out of range.
-    """
+    """Return ``max_records``, or ``default`` if it is None, after checking it and ``min_records``."""
     count = default if max_records is None else max_records
     if count < 1:
         raise ConfigurationError(f"max_records must be at least 1, not {max_records}")
@@ -232,11 +210,7 @@ def checked_count(max_records: int | None, default: int, min_records: int = 1) -
 
 
 def default_start(at: object, tail: object) -> RequestedStart:
-    """Return the start point of partitions that are passed to ``assign()`` without a start point of their own.
-
-    Raises:
-        ConfigurationError: ``at`` is not a start point, ``tail`` is not a number of records, or both are given.
-    """
+    """Return the start point of partitions that are passed to ``assign()`` without a start point of their own."""
     if tail is None:
         return start_of(at)
     if at is not None:
@@ -247,10 +221,6 @@ def default_start(at: object, tail: object) -> RequestedStart:
 
 
 def check_offset(offset: object) -> None:
-    """Check that an offset is a non-negative integer.
-
-    Raises:
-        ConfigurationError: ``offset`` is anything else.
-    """
+    """Check that an offset is a non-negative integer."""
     if not is_offset(offset):
         raise ConfigurationError(f"an offset must be a non-negative integer, not {offset!r}")

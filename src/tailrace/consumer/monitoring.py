@@ -90,7 +90,6 @@ class ConsumerMetrics:
         self._rebalance_began_at: float | None = None
 
     def on_event(self, event: Event) -> None:
-        """Update the metrics after an event."""
         now = self._clock()
         match event:
             case FetchCompleted():
@@ -125,7 +124,6 @@ class ConsumerMetrics:
         return int(self._bytes.sum)
 
     def snapshot(self, positions: AssignedPartitions) -> dict[MetricName, float]:
-        """Return the current value of each metric."""
         now = self._clock()
         group, fetch = f"{self._prefix}-{_GROUP}", f"{self._prefix}-{_FETCH}"
         found = {MetricName(group, name, self._group_tags): value for name, value in self._group_metrics(now)}
@@ -257,7 +255,6 @@ def _timestamp(
 
 
 def decoder_in_use() -> Literal["compiled", "python"]:
-    """Return the decoder of record batches."""
     return "compiled" if COMPILED else "python"
 
 
@@ -325,7 +322,6 @@ class ConsumerHealth:
 
 
 def offsets_of(positions: Iterable[Partition]) -> ConsumerOffsets:
-    """Return all kinds of offsets of the positions."""
     listed = list(positions)
 
     def every(get: Callable[[Partition], int | None]) -> dict[TopicPartition, int]:
@@ -370,7 +366,6 @@ class HealthTracker:
         self._was_assigned = self._is_rebalancing = False
 
     def on_event(self, event: Event) -> None:
-        """Update the state."""
         match event:
             case PartitionsAssigned():
                 self._was_assigned, self._is_rebalancing = True, False

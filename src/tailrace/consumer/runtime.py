@@ -94,7 +94,6 @@ class ConsumerRuntime:
 
     @property
     def config(self) -> ConsumerConfig:
-        """Current options."""
         return self.parts.config
 
     @property
@@ -106,7 +105,6 @@ class ConsumerRuntime:
         self.subscription.metadata_changed()
 
     def reconfigure(self, config: ConsumerConfig) -> None:
-        """Apply changed options."""
         self.parts.config = config
         self.start_positions.policy.reset = start_by_policy(config.begins_at)
         self.positions.space.max_bytes = config.max_buffered_bytes
@@ -237,13 +235,7 @@ class ConsumerRuntime:
             await committer.commit_automatically(starts, timeout_s=deadline - loop.time(), will_retry=True)
 
     async def wait_for_first_assignment(self, timeout_ms: int) -> None:
-        """Wait for the group's first assignment, which may be empty, and for its start offsets.
-
-        Raises:
-            ConsumerStateError: nothing is subscribed or assigned, or the consumer was stopped.
-            RequestTimedOutError: there is no assignment within ``timeout_ms``.
-            TailraceError: the error that has ended the consumer.
-        """
+        """Wait for the group's first assignment, which may be empty, and for its start offsets."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
         try:
@@ -272,7 +264,6 @@ class ConsumerRuntime:
         return self._offset_resetter.delays
 
     def health(self) -> ConsumerHealth:
-        """Return the consumer's health."""
         membership = self.membership
         age_s = None if membership is None else membership.heartbeat_age_s
         return self._health.health(

@@ -85,7 +85,6 @@ class SinkConsumer(Consumer[Any, Any]):
 
     @property
     def topology(self) -> ClusterMetadata:
-        """Latest cluster metadata."""
         return self._started.parts.cluster.topology
 
     async def wait_for_starts(self) -> None:
@@ -96,7 +95,6 @@ class SinkConsumer(Consumer[Any, Any]):
         await self._started.wait_for_starts()
 
     def group_view(self) -> MemberView:
-        """Return the view of this consumer as a member of its group."""
         return MemberView(self._started)
 
     # ---- at any time -------------------------------------------------------------------------------------------
@@ -131,12 +129,10 @@ class MemberView:
 
     @property
     def identity(self) -> Identity | None:
-        """Identity to commit with; None while the consumer belongs to no generation of the group."""
         membership = self._runtime.membership
         return None if membership is None else membership.commit_identity()
 
     def next_offsets(self) -> Mapping[TopicPartition, int | None]:
-        """Return the next offset to deliver of each assigned partition; None while the partition's start is unknown."""
         return {position.topic_partition: position.delivered for position in self._runtime.positions}
 
     def uncommitted_starts(self) -> list[Partition]:
@@ -163,20 +159,13 @@ class MemberView:
         ]
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """Call ``on_change`` whenever a position may have moved."""
         self._runtime.reader.on_change = on_change
 
     def is_ours(self, position: Partition) -> bool:
-        """Return True if ``position`` belongs to the current assignment of its partition."""
         return self._runtime.positions.get(position.topic_partition) is position
 
     async def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the group's committed offsets; wait until no open transaction can change them.
-
-        Raises:
-            BrokerError: the broker refused the request.
-            BrokerConnectionError: no coordinator answered in time.
-        """
+        """Return the group's committed offsets; wait until no open transaction can change them."""
         parts = self._runtime.parts
         return await committed_offsets(
             parts.cluster, self.group_id, list(partitions), timeout_s=parts.default_timeout_s

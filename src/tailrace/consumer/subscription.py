@@ -58,7 +58,6 @@ class SubscribedTopics:
         return self.names if self.pattern is None else None
 
     def contains(self, topic: str) -> object:
-        """Return a true value if a topic is subscribed to."""
         if self.pattern is None:
             return topic in self.names
         assert not isinstance(self.pattern, BrokerPattern), "subscribe() replaces the membership for such a pattern"
@@ -114,7 +113,6 @@ class Subscription:
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing is subscribed to or assigned."""
         return self.membership is None and self._assigned_topics is None and not self._is_manual
 
     @property
@@ -131,7 +129,6 @@ class Subscription:
 
     @property
     def watched_topics(self) -> frozenset[str] | None:
-        """Subscribed topics whose metadata is kept up to date; None for all topics of the cluster."""
         return self._topics.watched
 
     def metadata_changed(self) -> None:
@@ -158,11 +155,7 @@ class Subscription:
     # ---- lifecycle ---------------------------------------------------------------------------------------------
 
     async def check_topics_exist(self, timeout_s: float) -> None:
-        """Check that the topics to subscribe to at the start exist.
-
-        Raises:
-            UnknownTopicError: a topic does not exist.
-        """
+        """Check that the topics to subscribe to at the start exist."""
         await self._check_topics(self._topics, timeout_s)
 
     async def run_membership(self) -> None:
@@ -190,12 +183,7 @@ class Subscription:
     # ---- subscription to topics --------------------------------------------------------------------------------
 
     async def subscribe(self, topics: SubscribedTopics) -> None:
-        """Replace the subscription.
-
-        Raises:
-            ConsumerStateError: partitions are assigned by ``assign``.
-            UnknownTopicError: a topic does not exist; the subscription is unchanged.
-        """
+        """Replace the subscription."""
         if self._is_manual:
             raise ConsumerStateError("partitions are assigned by assign() - unsubscribe() first, then subscribe()")
         with self._cluster.watching(topics.watched):
@@ -269,11 +257,7 @@ class Subscription:
         )
 
     async def unsubscribe(self) -> None:
-        """Leave the group or drop the assignment; with automatic commits, commit finished records before.
-
-        Raises:
-            TailraceError: an error has ended the consumer.
-        """
+        """Leave the group or drop the assignment; with automatic commits, commit finished records before."""
         if self.membership is not None:
             self._membership_ended.clear()
             self.membership.stop()
@@ -295,12 +279,6 @@ class Subscription:
         Each partition is read from its requested start, otherwise from its committed offset, otherwise from the start
         point of ``auto_offset_reset``. With ``reset_offset_on_start``, the first assignment ignores the committed
         offsets, and commits its start offsets.
-
-        Raises:
-            ConsumerStateError: the consumer is subscribed to topics.
-            UnknownTopicError: a topic or a partition does not exist; the assignment is unchanged.
-            BrokerError: the committed offsets may not be read; the assignment is unchanged.
-            BrokerConnectionError: the committed offsets could not be read in time; the assignment is unchanged.
         """
         if self.membership is not None or self._assigned_topics is not None:
             raise ConsumerStateError("this consumer is subscribed to topics - unsubscribe() first, then assign()")

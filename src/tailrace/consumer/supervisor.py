@@ -98,7 +98,6 @@ class Supervisor:
 
     @property
     def is_over(self) -> bool:
-        """True once the body has ended."""
         return self._task is not None and self._task.done()
 
     async def stop(self, timeout_s: float, *, ending_s: float = _ENDING_S) -> None:

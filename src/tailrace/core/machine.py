@@ -36,7 +36,6 @@ class Row(Generic[MachineT, StateT, EventT]):
 
 
 def all_but(states: type[StateT], *excluded: StateT) -> tuple[StateT, ...]:
-    """Return all states except ``excluded``."""
     return tuple(state for state in states if state not in excluded)
 
 
@@ -98,7 +97,6 @@ class StateMachine(Generic[StateT, EventT, EffectT]):
 
     @property
     def is_over(self) -> bool:
-        """True in a final state."""
         return self.state in self._table.final_states
 
     def receive(self, event: EventT, now: float) -> None:

@@ -57,7 +57,6 @@ class Meter:
     _windows: deque[_Window] = field(default_factory=lambda: deque(maxlen=_WINDOWS))
 
     def note(self, now: float, value: float = 0.0) -> None:
-        """Record an event."""
         if not self._windows or now - self._windows[-1].since >= _WINDOW_S:
             self._windows.append(_Window(now))
         window = self._windows[-1]
@@ -106,7 +105,6 @@ class DurationMeter:
 
     @property
     def durations(self) -> Durations:
-        """All durations."""
         return Durations(self._sum_s, tuple(self._counts))
 
 
@@ -126,7 +124,6 @@ class CallMeter:
 
     @property
     def durations(self) -> Durations:
-        """Durations of all calls."""
         return self._calls.durations
 
     def note_run(self, calls: int, took_s: float, *, failed: int = 0) -> None:

@@ -196,9 +196,6 @@ async def partitions_of_recreated_topics(
     Args:
         send: function that sends a request to a broker and returns the response.
         known: topic id by partition.
-
-    Raises:
-        BrokerConnectionError: the broker does not answer in time.
     """
     expected = {one: topic_id for one, topic_id in known.items() if topic_id != NO_TOPIC_ID}
     if not expected:
@@ -291,9 +288,6 @@ async def list_offsets_of_leader(
         wanted: timestamp in milliseconds, EARLIEST or LATEST for each partition.
         isolation_level: 1 for read_committed, 0 for read_uncommitted.
         timeout_s: time to wait for the answer in seconds; by default ``request_timeout_ms``.
-
-    Raises:
-        BrokerConnectionError: the leader does not answer.
     """
     request = list_offsets_request(cluster.topology, wanted, isolation_level=isolation_level)
     return await _ask_leader(cluster, leader_id, request, wanted, timeout_s)
@@ -316,10 +310,6 @@ async def epoch_end_offsets(
     """Return the end offset of a leader epoch in each partition (KIP-101).
 
     The offset is -1 if the log has neither this epoch nor a later one.
-
-    Raises:
-        BrokerError: the principal may not describe a topic, or a partition had no leader for ``timeout_s``.
-        BrokerConnectionError: a leader did not answer in time.
     """
 
     def request(partitions: Iterable[TopicPartition]) -> OffsetForLeaderEpochRequest:

@@ -153,7 +153,6 @@ class Committer:
                 self._reader.report(error)
 
     def end(self) -> None:
-        """Send no more automatic commits."""
         self._is_over = True
 
     async def commit_finished(self, partitions: Iterable[TopicPartition] | None = None, *, timeout_s: float) -> None:
@@ -174,7 +173,6 @@ class Committer:
 
     @property
     def is_committing(self) -> bool:
-        """True while a commit is in flight."""
         return self._lock.locked()
 
     @property

@@ -111,11 +111,7 @@ class OffsetQueries:
         return {name: sorted(found[name].partitions) for name in names if name in found}
 
     async def check_partitions(self, partitions: Iterable[TopicPartition]) -> None:
-        """Check that partitions exist.
-
-        Raises:
-            UnknownTopicError: a topic or a partition does not exist.
-        """
+        """Check that partitions exist."""
         wanted = list(partitions)
         topics = {one.topic for one in wanted}
         existing = await self.partitions_of(topics)
