@@ -589,6 +589,11 @@ _LAST_SEQUENCE = 2**31 - 1
 class PartitionQueue:
     """Batches of one partition that have no outcome yet, and failed batches that are still in flight.
 
+    Each partition has its own producer epoch, since brokers check epoch and sequence by partition. A batch that fails
+    or is split leaves a gap in the sequence numbers, and brokers refuse the batches after a gap. So the partition gets
+    a new epoch, and its remaining batches are numbered from zero (KIP-360). Before this, each batch that the broker may
+    have stored is sent again unchanged until its result is known. Brokers refuse late requests with the old epoch.
+
     Attributes:
         open_batch: batch to which records are appended; None if there is none.
         waiting: closed batches that are not in flight, in order.

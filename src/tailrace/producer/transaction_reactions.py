@@ -98,7 +98,7 @@ _BY_REQUEST: Mapping[TransactionRequestKind, Mapping[int, TransactionReaction]] 
     },
     # The broker returns this code for the valid partitions if it refuses another partition of the request.
     TransactionRequestKind.ADD_PARTITIONS: {ErrorCode.OPERATION_NOT_ATTEMPTED: TransactionReaction.RETRY},
-    # Reactions if, according to `produce_reactions`, the batch cannot be sent again unchanged.
+    # Reactions if, according to `ProduceReaction`, the batch cannot be sent again unchanged.
     TransactionRequestKind.PRODUCE: {
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: TransactionReaction.ABORT_AND_RENEW,
         # The leader has checked with the coordinator (KIP-890): the partition is not part of an open transaction.

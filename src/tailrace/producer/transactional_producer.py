@@ -109,7 +109,10 @@ _TRANSACTIONS = ChannelKey(Channel.MAIN, "transactions")
 
 
 class TransactionRequests:
-    """Requests of one transactional producer.
+    """Requests of one transactional producer to coordinators: each is sent once, and its outcome is an event.
+
+    A request that could not be sent has had no effect (``CoordinatorMoved``). A request that was sent but not answered
+    may have had an effect, or may still have one (``Unanswered``).
 
     Args:
         cluster: brokers.

@@ -94,7 +94,10 @@ class InterruptibleWait:
 
 
 class TransactionDelivery:
-    """Delivery of one group's records from its consumer.
+    """Delivery of one group's records from its consumer into the open transaction.
+
+    A start offset that is not committed yet is committed in a transaction without records, before any record of its
+    partition is delivered. Otherwise another member could start at a different offset after an abort.
 
     Args:
         source: started consumer.
