@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 from tailrace.app.app import App
 from tailrace.app.health.endpoints import (
@@ -50,8 +50,6 @@ _BOUNDS = [*map(floatToGoString, DURATION_BOUNDS_S), "+Inf"]
 
 _COLLECTOR_RAISED = HttpAnswer(500, b"a collector of metrics raised - see the log\n", "text/plain")
 """Response to a scrape in which a collector raised."""
-
-ResultT = TypeVar("ResultT")
 
 _log = logging.getLogger("tailrace")
 
@@ -189,32 +187,30 @@ def _snapshot(source: Source) -> Statistics | None:
 
     May be called in any thread.
     """
-    loop = _loop_of(source)
+    supervisor = source.runtime.supervisor if isinstance(source, App) else source.supervisor
+    loop = None if supervisor is None else supervisor.loop
     if loop is None or not loop.is_running() or loop is _running_loop():
         return _statistics(source)
+
+    async def in_loop() -> Statistics | None:
+        return _statistics(source)
+
+    reading = asyncio.run_coroutine_threadsafe(in_loop(), loop)
     try:
-        return _run_in_loop(loop, _statistics_in_loop(source))
+        return reading.result(_LOOP_TIMEOUT_S)
     except TimeoutError:
-        return _statistics_without_loop(source)
+        pass
     except (asyncio.CancelledError, RuntimeError):
         _log.warning("no metrics of %r: its event loop has ended", source)
         return None
-
-
-def _statistics_without_loop(source: Source) -> Statistics | None:
-    """Return the statistics of a source whose event loop is blocked; None if the event loop runs again.
-
-    While the event loop is blocked, the statistics do not change, so they can be read in another thread.
-    """
+    finally:
+        reading.cancel()
     try:
+        # While the event loop is blocked, the statistics do not change, so they can be read in this thread.
         return _statistics(source)
     except RuntimeError:
         _log.warning("no metrics of %r: its event loop did not answer in time", source)
         return None
-
-
-async def _statistics_in_loop(source: Source) -> Statistics | None:
-    return _statistics(source)
 
 
 def _statistics(source: Source) -> Statistics | None:
@@ -224,24 +220,11 @@ def _statistics(source: Source) -> Statistics | None:
         return None  # not started yet
 
 
-def _run_in_loop(loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, ResultT]) -> ResultT:
-    future = asyncio.run_coroutine_threadsafe(call, loop)
-    try:
-        return future.result(_LOOP_TIMEOUT_S)
-    finally:
-        future.cancel()
-
-
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-def _loop_of(source: Source) -> asyncio.AbstractEventLoop | None:
-    supervisor = source.runtime.supervisor if isinstance(source, App) else source.supervisor
-    return None if supervisor is None else supervisor.loop
 
 
 # ---- values ------------------------------------------------------------------------------------------------------
