@@ -200,9 +200,9 @@ class ProducedPartition(ApiMessage):
     error_code: int16
     base_offset: int64 = -1
     log_append_time_ms: int64 = -1
-    log_start_offset: int64 = -1
-    record_errors: tuple[RefusedRecord, ...] = ()
-    error_message: str | None = None
+    log_start_offset: int64 = field(since=5, default=-1)
+    record_errors: tuple[RefusedRecord, ...] = field(since=8, default=())
+    error_message: str | None = field(since=8, default=None)
     current_leader: LeaderIdAndEpoch = field(since=10, tag=0, default=LeaderIdAndEpoch())
 
 
@@ -212,7 +212,7 @@ class ProduceResponse(ApiMessage):
     node_endpoints: tuple[BrokerMetadata, ...] = field(since=10, tag=0, default=())
 
 
-class ProduceRequest(Request[ProduceResponse], key=0, versions=(8, 11), flexible_from=9):
+class ProduceRequest(Request[ProduceResponse], key=0, versions=(3, 11), flexible_from=9):
     transactional_id: str | None
     acks: int16
     """-1 if the leader must not respond before all in-sync replicas have the batch."""

@@ -1,9 +1,10 @@
 """Transactions (KIP-98): InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit and EndTxn.
 
 The oldest supported versions are those of Apache Kafka 2.5, the first release whose TxnOffsetCommit contains the
-generation and member id (KIP-447). The newest supported versions are the last ones without transactions version 2
-(KIP-890). In later versions of EndTxn and TxnOffsetCommit, the broker bumps the producer epoch with each transaction,
-which requires Produce version 12. AddPartitionsToTxn from version 4 on is used only between brokers.
+generation and member id (KIP-447); InitProducerId also gives an idempotent producer its id, from Kafka 2.1 on. The
+newest supported versions are the last ones without transactions version 2 (KIP-890). In later versions of EndTxn and
+TxnOffsetCommit, the broker bumps the producer epoch with each transaction, which requires Produce version 12.
+AddPartitionsToTxn from version 4 on is used only between brokers.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ class InitProducerIdResponse(ApiMessage):
     producer_epoch: int16 = -1
 
 
-class InitProducerIdRequest(Request[InitProducerIdResponse], key=22, versions=(3, 5), flexible_from=2):
+class InitProducerIdRequest(Request[InitProducerIdResponse], key=22, versions=(0, 5), flexible_from=2):
     transactional_id: str | None
     transaction_timeout_ms: int32
-    producer_id: int64 = -1
+    producer_id: int64 = field(since=3, default=-1)
     """Producer id whose epoch the broker is to increase (KIP-360); -1 to request an id without this check.
 
     The broker returns an error if another producer with the same transactional id has a newer epoch.
     """
-    producer_epoch: int16 = -1
+    producer_epoch: int16 = field(since=3, default=-1)
 
 
 class PartitionToAdd(ApiMessage):

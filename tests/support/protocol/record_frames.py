@@ -359,7 +359,8 @@ def transaction(line: Line) -> None:
 
     until("a producer id", is_given)
     who = given.producer_id, given.producer_epoch
-    line.ask(InitProducerIdRequest(name, 10_000, given.producer_id, given.producer_epoch + 9))
+    line.ask(InitProducerIdRequest(name, 10_000, given.producer_id, given.producer_epoch + 9), at_least=3)
+    line.ask(InitProducerIdRequest(name, 100_000_000))
     is_added("missing", 0)
     until("partitions in a transaction", lambda: is_added(OUT, 0, 1))
     for sequence in (0, 7):
