@@ -27,7 +27,7 @@ from tailrace.protocol.records import FetchPartition, FetchRequest, ListOffsetsR
 from tests.support.event_recorder import EventRecorder
 from tests.support.net.open_connections import broker_at, configured, coordinated, local_address
 from tests.support.net.open_sockets import Sockets
-from tests.support.net.peers import Peer, black_hole, closed_port, hangs_up, opens_then
+from tests.support.net.peers import Peer, black_hole, closed_port, opens_then, sends
 
 NOTHING = MetadataRequest(())
 MAIN = ChannelKey(Channel.MAIN)
@@ -260,7 +260,7 @@ async def until_it_answers(broker: Broker) -> None:
 async def test_requests_during_the_backoff_fail_at_once():
     """During the backoff after a failed attempt, requests fail immediately without another attempt."""
     async with (
-        Peer(hangs_up) as peer,
+        Peer(sends(b"HTTP/1.1 400 Bad Request\r\n")) as peer,
         broker_at(peer.address, reconnect_backoff_ms=60_000, reconnect_backoff_max_ms=60_000) as broker,
     ):
         with pytest.raises(BrokerConnectionError):
@@ -275,7 +275,10 @@ async def test_requests_during_the_backoff_fail_at_once():
 async def test_the_backoff_grows():
     """Repeated requests cause no attempt before the backoff is over, and each fails with the reason."""
     events, options = EventRecorder(), {"reconnect_backoff_ms": 100, "reconnect_backoff_max_ms": 60_000}
-    async with Peer(hangs_up) as peer, broker_at(peer.address, events=events, **options) as broker:
+    async with (
+        Peer(sends(b"HTTP/1.1 400 Bad Request\r\n")) as peer,
+        broker_at(peer.address, events=events, **options) as broker,
+    ):
         began = time.monotonic()
         with pytest.raises(BrokerConnectionError):
             await broker.connect()

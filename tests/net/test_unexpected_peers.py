@@ -12,6 +12,7 @@ import time
 import pytest
 import trustme
 
+from tailrace.config import split_address
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, RequestTimedOutError, UnsupportedVersionError
 from tailrace.net.dialer import Dialer
@@ -331,6 +332,31 @@ async def test_api_versions_is_repeated_in_a_version_that_the_broker_supports(ne
         assert await connection.send(MetadataRequest(()), 5) == ONE_BROKER
 
     assert [4, newest or 0] == asked
+
+
+@pytest.mark.parametrize(
+    ("newest", "asked"), [(2, [4, 0, 0]), (4, [4, 0, 4])], ids=["knows up to version 2", "was closed by chance"]
+)
+async def test_a_broker_that_closes_the_connection_on_api_versions_is_asked_again_in_version_0(newest, asked):
+    """After a reset on ApiVersions, version 0 is sent on a new connection; it is remembered if the broker is old."""
+    versions = []
+
+    def answer(request, header):
+        if not isinstance(request, ApiVersionsRequest):
+            return ONE_BROKER
+        versions.append(header.version)
+        if len(versions) == 1:
+            raise ConnectionResetError
+        return offer(ApiVersions=(0, newest))
+
+    async with Peer(scripted(answer)) as peer:
+        dialer = Dialer(configured(peer.address))
+        for _ in range(2):
+            connection = await dialer.dial(*split_address(peer.address))
+            assert await connection.send(MetadataRequest(()), 5) == ONE_BROKER
+            connection.close()
+
+    assert versions == asked
 
 
 async def test_another_error_of_api_versions_is_raised():

@@ -176,6 +176,7 @@ class Connection:
         broker_versions: API versions of the broker; empty until the broker has answered ApiVersions.
         on_lost: called once with the reason if the connection ends without a call of ``close``.
         frames: asyncio protocol of the connection.
+        is_closed_by_peer: True once the peer has closed or reset the connection.
     """
 
     def __init__(self, address: str, client_id: str) -> None:
@@ -194,6 +195,7 @@ class Connection:
         self._renew_at = float("inf")
         self._renewal_lock = asyncio.Lock()
         self._advice = ""
+        self.is_closed_by_peer = False
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else f"closed: {self._end_reason}"
@@ -315,6 +317,7 @@ class Connection:
             pending.answer.set_result(frame)
 
     def _on_connection_lost(self, error: Exception | None) -> None:
+        self.is_closed_by_peer = error is None or (isinstance(error, OSError) and not isinstance(error, ssl.SSLError))
         self._fail(_connection_lost_error(self.address, error, self._advice))
 
     def _fail(self, reason: TailraceError) -> None:

@@ -144,6 +144,10 @@ def _bind(sock: socket.socket, local_addr: tuple[str, int]) -> None:
 # ---- opening of connections: TCP, TLS, ApiVersions and SASL, within one deadline for each address --------------------
 
 
+class _ClosedError(BrokerConnectionError):
+    """The connection was closed before ApiVersions was answered."""
+
+
 class _DialProgress:
     """Progress of the attempt to open a connection."""
 
@@ -162,6 +166,8 @@ class Dialer:
         self._timeout_s = config.socket_connection_setup_timeout_ms / 1000
         self._failed_at: dict[tuple[str, int], dict[SocketAddress, float]] = {}
         """Times at which addresses of a host and port have failed since their last success."""
+        self._old: set[tuple[str, int]] = set()
+        """Hosts and ports that are asked for ApiVersions in version 0, because they close the connection on others."""
 
     async def dial(self, host: str, port: int) -> Connection:
         """Open a connection that is ready for requests.
@@ -208,13 +214,35 @@ class Dialer:
         return sorted(found, key=lambda one: failed.get(one, 0.0))
 
     async def _open(self, host: str, port: int, addresses: list[SocketAddress], progress: _DialProgress) -> Connection:
-        """Open a connection to one of ``addresses``; note in ``progress`` the address that has accepted it."""
+        """Open a connection to one of ``addresses``; note in ``progress`` the address that has accepted it.
+
+        Some brokers close the connection on a version of ApiVersions that they do not know, instead of answering with
+        error 35. They are asked again in version 0 on a new connection.
+        """
+        newest = 0 if (host, port) in self._old else ApiVersionsRequest.api.versions[-1]
+        try:
+            return await self._attempt(host, port, addresses, progress, newest)
+        except _ClosedError as error:
+            if newest == 0:
+                raise BrokerConnectionError(str(error)) from None
+            assert progress.address is not None
+            try:
+                connection = await self._attempt(host, port, [progress.address], progress, 0)
+            except _ClosedError:
+                raise BrokerConnectionError(f"{error} ApiVersions was sent in versions {newest} and 0.") from None
+        if newest not in connection.broker_versions.range_of(ApiVersionsRequest.api):
+            self._old.add((host, port))
+        return connection
+
+    async def _attempt(
+        self, host: str, port: int, addresses: list[SocketAddress], progress: _DialProgress, newest: int
+    ) -> Connection:
         connection = Connection(f"{host}:{port}", self.config.client_id)
         failed = self._failed_at.setdefault((host, port), {})
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._connect(connection, host, port, addresses, progress)
-                await self._agree_on_versions(connection)
+                await self._agree_on_versions(connection, newest)
                 progress.is_logging_in = True
                 await self._log_in(connection, host)
         except BaseException as error:
@@ -251,8 +279,7 @@ class Dialer:
         except OSError as error:
             raise BrokerConnectionError(f"{host}:{port}: {_connect_failure(error)}") from None
 
-    async def _agree_on_versions(self, connection: Connection) -> None:
-        newest = ApiVersionsRequest.api.versions[-1]
+    async def _agree_on_versions(self, connection: Connection, newest: int) -> None:
         request = ApiVersionsRequest("tailrace", VERSION)
         answer = await self._ask(connection, request, newest)
         if answer.error_code == ErrorCode.UNSUPPORTED_VERSION:
@@ -292,7 +319,8 @@ class Dialer:
         except TailraceError as error:
             # A message that contains " - " has advice already.
             advice = "" if " - " in str(error) else f" - {_WRONG_LISTENER_ADVICE[self.config.security_protocol]}"
-            raise BrokerConnectionError(f"{error}{advice}") from None
+            kind = _ClosedError if connection.is_closed_by_peer else BrokerConnectionError
+            raise kind(f"{error}{advice}") from None
 
 
 _SASL_ADVICE = "if the listener requires SASL, set security_protocol to 'SASL_PLAINTEXT' or 'SASL_SSL'"

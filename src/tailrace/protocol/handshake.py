@@ -126,6 +126,11 @@ class BrokerVersions:
     def __contains__(self, api: Api[Any]) -> bool:
         return self._common_version(api) is not None
 
+    def range_of(self, api: Api[Any]) -> range:
+        """Return the versions of ``api`` that the broker supports; empty if it does not list the API."""
+        found = self._ranges.get(api.key)
+        return range(0) if found is None else range(found.min_version, found.max_version + 1)
+
     def version_of(self, api: Api[Any], newest: int | None = None) -> int:
         """Return the newest version of ``api``, at most ``newest``, that the broker and tailrace support.
 
