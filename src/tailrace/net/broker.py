@@ -114,7 +114,7 @@ class Broker:
     @classmethod
     def from_metadata(cls, node: BrokerMetadata, config: ConsumerConfig, observer: Observer | None = None) -> Broker:
         """Return a broker that belongs to no Cluster; ``connect`` must be called before requests are sent."""
-        return cls(node, Dialer(config), observer or Observer())
+        return cls(node, Dialer(config, observer), observer or Observer())
 
     def __repr__(self) -> str:
         channels = ", ".join(str(key) for key, connection in self._connections.items() if connection.is_open)

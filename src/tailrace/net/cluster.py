@@ -77,7 +77,7 @@ class Cluster:
         self.topology = ClusterMetadata(hides_internal=config.exclude_internal_topics)
         self._observer = observer or Observer()
         self._brokers: dict[int, Broker] = {}
-        self._dialer = Dialer(config)
+        self._dialer = Dialer(config, observer)
         self._coordinators: dict[str, int] = {}
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
         self._refresh_lock = asyncio.Lock()

@@ -28,7 +28,9 @@ from tailrace.errors import (
 )
 from tailrace.installation import VERSION
 from tailrace.net.connection import Connection
-from tailrace.net.security import authenticate, tls_context
+from tailrace.net.security import TlsFiles, authenticate
+from tailrace.observe.events import TlsFilesRefused
+from tailrace.observe.hooks import Observer
 from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse, BrokerVersions
 from tailrace.protocol.message import Request
 
@@ -158,11 +160,12 @@ class _DialProgress:
 
 
 class Dialer:
-    """Opener of connections, all with the same options and TLS context."""
+    """Opener of connections, all with the same options."""
 
-    def __init__(self, config: ConsumerConfig) -> None:
+    def __init__(self, config: ConsumerConfig, observer: Observer | None = None) -> None:
         self.config = config
-        self._tls = tls_context(config)
+        emit = (observer or Observer()).emit
+        self._tls = TlsFiles(config, lambda reason: emit(TlsFilesRefused(reason)))
         self._timeout_s = config.socket_connection_setup_timeout_ms / 1000
         self._failed_at: dict[tuple[str, int], dict[SocketAddress, float]] = {}
         """Times at which addresses of a host and port have failed since their last success."""
@@ -267,9 +270,9 @@ class Dialer:
             sock, progress.address = await connected_socket(
                 addresses, receive_buffer_bytes=config.receive_buffer_bytes, local_addr=config.local_addr
             )
-            name = host if self._tls is not None else None
+            tls = self._tls.context()
             transport, _ = await loop.create_connection(
-                lambda: connection.frames, sock=sock, ssl=self._tls, server_hostname=name
+                lambda: connection.frames, sock=sock, ssl=tls, server_hostname=None if tls is None else host
             )
             keep_alive(transport)
         except ssl.SSLCertVerificationError as error:

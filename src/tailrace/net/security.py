@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from tailrace.config import ConsumerConfig, TokenProvider
@@ -22,7 +23,7 @@ from tailrace.protocol.handshake import SaslAuthenticateRequest, SaslAuthenticat
 from tailrace.protocol.message import Request
 from tailrace.values import Hidden
 
-__all__ = ["Exchange", "TokenProviderAdapter", "authenticate", "tls_context"]
+__all__ = ["Exchange", "TlsFiles", "TokenProviderAdapter", "authenticate"]
 
 _MIN_ITERATIONS, _MAX_ITERATIONS = 4_096, 1_000_000
 """Accepted iteration counts of SCRAM."""
@@ -45,12 +46,45 @@ class _Authenticator(Protocol):
     def step(self, payload: bytes | None) -> Awaitable[tuple[bytes, bool] | None]: ...
 
 
-def tls_context(config: ConsumerConfig) -> ssl.SSLContext | None:
-    """Return the TLS context for the options of ``config``; None if ``security_protocol`` does not use TLS.
+class TlsFiles:
+    """TLS context, loaded again before the next connection when one of its files has changed.
+
+    If the changed files cannot be loaded, for example because one of them is half written, ``on_failure`` is called
+    with the reason, and connections use the former context until the files change again.
 
     Raises:
         ConfigurationError: a file cannot be read or is invalid.
     """
+
+    def __init__(self, config: ConsumerConfig, on_failure: Callable[[str], None]) -> None:
+        self._config, self._on_failure = config, on_failure
+        self._loaded_of = self._stamps()
+        self._context = _tls_context(config)
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return the context for a new connection; None if ``security_protocol`` does not use TLS."""
+        if self._context is not None and (found := self._stamps()) != self._loaded_of:
+            self._loaded_of = found
+            try:
+                self._context = _tls_context(self._config)
+            except ConfigurationError as error:
+                self._on_failure(str(error))
+        return self._context
+
+    def _stamps(self) -> list[tuple[int, ...] | None]:
+        """Return what changes when a file is written or replaced; None for a file that cannot be read."""
+        stamps: list[tuple[int, ...] | None] = []
+        for name in filter(None, (self._config.ssl_cafile, self._config.ssl_certfile, self._config.ssl_keyfile)):
+            try:
+                found = Path(name).stat()
+            except OSError:
+                stamps.append(None)
+            else:
+                stamps.append((found.st_ino, found.st_mtime_ns, found.st_size))
+        return stamps
+
+
+def _tls_context(config: ConsumerConfig) -> ssl.SSLContext | None:
     if config.security_protocol not in {"SSL", "SASL_SSL"}:
         return None
     if config.ssl_context is not None:

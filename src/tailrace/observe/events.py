@@ -89,6 +89,7 @@ __all__ = [
     "StartOffsetDelayed",
     "StartOffsetFound",
     "TelemetryFailed",
+    "TlsFilesRefused",
     "TopicCreated",
     "TopicMissing",
     "TopicRecreated",
@@ -151,6 +152,14 @@ class ConnectionOpened(Event):
 
     If the connection is used by one group member only, the member id follows after a colon.
     """
+
+
+class TlsFilesRefused(Event):
+    """Certificates, keys or authorities have changed and cannot be loaded; new connections use the former ones."""
+
+    level = logging.WARNING
+    reason: str
+    """Reason, with the names of the files."""
 
 
 class ConnectionLost(Event):
