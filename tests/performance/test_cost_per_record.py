@@ -12,11 +12,10 @@ from time import thread_time
 
 import pytest
 
-from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import ExecutorOptions
-from tailrace.app.dispatch.record_executor import RecordExecutor
-from tailrace.app.dispatch.work import Worker
+from tailrace.app.dispatch.record_executor import RecordExecutor, Worker
+from tailrace.app.failures.policy import FailuresByIndex
 from tailrace.batches import record_batch
 from tailrace.batches.record_batch import split
 from tailrace.consumer.delivery.polled_records import PolledRecords

@@ -12,7 +12,7 @@ import pytest
 from tailrace import Record
 from tailrace.app.declare.prepared_handler import ValueCall
 from tailrace.app.dispatch import record_executor
-from tailrace.app.dispatch.work import Worker
+from tailrace.app.dispatch.record_executor import Worker
 from tailrace.installation import COMPILED, handler_run
 
 Run = Callable[..., Awaitable[object]]

@@ -9,11 +9,10 @@ import pytest
 
 from tailrace import App, Record, Retry, TopicPartition
 from tailrace.app.dispatch.batch_executor import BatchExecutor
-from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import ExecutorOptions
-from tailrace.app.dispatch.record_executor import RecordExecutor
-from tailrace.app.dispatch.work import Worker
+from tailrace.app.dispatch.record_executor import RecordExecutor, Worker
+from tailrace.app.failures.policy import FailuresByIndex
 from tailrace.app.policies import Batch
 from tailrace.consumer.partition import AssignedPartitions, Partition
 from tailrace.observe.events import DrainTimedOut, GroupJoined

@@ -6,11 +6,10 @@ import asyncio
 import contextvars
 
 from tailrace import App, Record, TopicPartition
-from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import ExecutorOptions
-from tailrace.app.dispatch.record_executor import RecordExecutor
-from tailrace.app.dispatch.work import Worker
+from tailrace.app.dispatch.record_executor import RecordExecutor, Worker
+from tailrace.app.failures.policy import FailuresByIndex
 from tailrace.consumer.partition import AssignedPartitions
 from tests.support.loop_turns import LoopTurns
 

@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
 from typing import TypeAlias
 
-from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.dispatch.batching import BatchAssembler, HandlerBatch
-from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover
-from tailrace.app.dispatch.work import RunningBatch
+from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover, Work
+from tailrace.app.failures.policy import FailuresByIndex
 from tailrace.app.policies import Batch
+from tailrace.core.progress import Lease
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["BatchExecutor"]
+__all__ = ["BatchExecutor", "RunningBatch"]
 
 Attempt: TypeAlias = Callable[[list[Record]], Awaitable[FailuresByIndex]]
 """Calls the handler for a batch; returns the failures."""
+
+
+class RunningBatch(Work):
+    """Task that runs one batch."""
+
+    __slots__ = ("queued",)
+
+    def __init__(self, context: Context, batch: HandlerBatch) -> None:
+        super().__init__(context)
+        self.queued: HandlerBatch = batch
+
+    @property
+    def records(self) -> list[Record]:
+        """Records of the batch that are not finished."""
+        return self.queued.records
+
+    @property
+    def leases(self) -> list[Lease]:
+        """Leases of the records."""
+        return self.queued.leases
 
 
 class BatchExecutor(Executor[RunningBatch]):

@@ -3,7 +3,7 @@
 The parts are, from the outermost: instrumentation, transaction, ``when=``, publishing, deadline, middleware, decoding
 and the function. Middleware runs within the deadline and may change the result to publish. Records that ``when=``
 excludes reach neither the middleware nor the function. The call for a record raises if the record fails; the call for a
-batch returns the failures (``batch_failures``).
+batch returns the failures.
 """
 
 from __future__ import annotations
@@ -12,33 +12,92 @@ import asyncio
 import functools
 import inspect
 import itertools
-from collections.abc import Awaitable, Callable, Container
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import CoroutineType
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
+from tailrace.app.declare.arguments import Opened
 from tailrace.app.declare.parameters import returns_nothing
-from tailrace.app.declare.prepared_handler import ValueCall
-from tailrace.app.dispatch.batch_failures import FailuresByIndex, call_batch, raising_if_all_fail, returning_failures
-from tailrace.app.dispatch.handler_context import HandlerContext
-from tailrace.app.dispatch.threads import in_a_thread
-from tailrace.app.dispatch.timeouts import OverdueCalls, with_deadline
-from tailrace.app.dispatch.wrapping import wrapped_by
+from tailrace.app.declare.prepared_handler import PreparedHandler, ValueCall
+from tailrace.app.dispatch.threads import Threads
+from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher
 from tailrace.app.failures.dead_letters import as_first_read
+from tailrace.app.failures.policy import FailuresByIndex
 from tailrace.app.failures.reject import Reject
+from tailrace.app.function_kinds import name_of
 from tailrace.app.handlers import Handler, ResolvedHandler
 from tailrace.app.publish.encoding import results_in
 from tailrace.app.publish.results import ResultPublisher
 from tailrace.app.publish.traces import BatchTrace, result_trace, with_record_trace, with_span_as_trace
-from tailrace.awaitables import resolve_result
-from tailrace.errors import ConfigurationError
-from tailrace.observe.hooks import HandlerInfo
+from tailrace.app.sources import Transactions
+from tailrace.awaitables import resolve_call, resolve_result
+from tailrace.errors import ConfigurationError, DecodeError, HandlerFailedError, PartialFailureError
+from tailrace.observe.events import HandlerOverdue
+from tailrace.observe.hooks import HandlerInfo, Instrumentation, Observer
+from tailrace.producer.publisher import Publisher
 from tailrace.records import Record
 
-__all__ = ["HandlerCall", "PublishResult", "UnitCall", "handler_call", "matches"]
+__all__ = [
+    "BatchCall",
+    "HandlerCall",
+    "HandlerContext",
+    "OverdueCalls",
+    "PublishResult",
+    "UnitCall",
+    "call_batch",
+    "handler_call",
+    "in_a_thread",
+    "matches",
+    "raising_if_all_fail",
+    "returning_failures",
+    "timeout_error",
+    "with_deadline",
+    "wrapped_by",
+]
 
+BatchCall: TypeAlias = Callable[[Any], Awaitable[Any]]
+"""Calls a handler for a batch; returns the failures, or raises an error with which all records of the batch fail."""
 UnitCall: TypeAlias = Callable[[Any], Awaitable[Any]]
 """Calls a handler for a record, or for the list of records of a batch."""
 PublishResult: TypeAlias = Callable[[Record, object], Awaitable[None]]
 """Publishes the result that a handler returned for a record, after awaiting it if it is awaitable."""
+
+# ---- context of a handler: the parts of its consumer group that all handlers of the group use ------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerContext:
+    """Parts of a consumer group that its handlers share."""
+
+    opened: Opened
+    """Values of app-scoped dependencies."""
+    publisher: Publisher
+    """Publisher of results."""
+    dead_letter_publisher: DeadLetterPublisher
+    transactions: Transactions | None
+    """Transactions in which results are published; None for at-least-once delivery."""
+    observer: Observer
+    instrumentations: Sequence[Instrumentation]
+    """Hooks that surround the calls of handlers, the outermost first."""
+    group_id: str
+    own_topics: Container[str]
+    """Retry and replay topics of the group; handlers receive each of the records there as it was first read."""
+    delay_of: Callable[[str], int | None]
+    """Returns the delay of a retry topic in milliseconds; None for other topics."""
+    window: int
+    """Maximum number of records that wait for one handler."""
+    on_progress: Callable[[], None]
+    """Called when a record is finished or there is room for more records."""
+    on_full: Callable[[Handler, Record, int], None]
+    """Called when so many records wait for a record that no more records of its partition are read.
+
+    The arguments are the handler, that record, and the number of records that wait in its lane or partition.
+    """
+
+
+# ---- construction of a handler's call from its parts, each of which wraps the next one -------------------------------
 
 
 class HandlerCall(NamedTuple):
@@ -242,3 +301,341 @@ def _result_of(when: Callable[[Record], object], record: Record) -> bool:
             result.close()
         raise ConfigurationError(f"when={when!r} returned an awaitable - write a plain function that returns a bool")
     return bool(result)
+
+
+# ---- threads and deadlines of calls ----------------------------------------------------------------------------------
+
+UnitT = TypeVar("UnitT", bound=Record | list[Record])
+
+_GRACE_S = 1.0
+"""Seconds that a canceled handler has to clean up before its call counts as overdue."""
+
+
+def timeout_error(seconds: float) -> TimeoutError:
+    """Return the error of a call that was canceled after ``seconds``."""
+    return TimeoutError(f"the handler took longer than timeout_ms={seconds * 1000:.0f}")
+
+
+class OverdueCalls:
+    """Counter of one handler's overdue calls, which still run after ``timeout_ms`` and the time to clean up.
+
+    Attributes:
+        count: number of overdue calls.
+    """
+
+    def __init__(self, handler: str, observer: Observer) -> None:
+        self._handler, self._observer = handler, observer
+        self.count = 0
+
+    def start(self, first: Record, timeout_s: float) -> None:
+        """Count a call as overdue, and emit HandlerOverdue for its first record."""
+        self.count += 1
+        self._observer.emit(HandlerOverdue(self._handler, first.topic_partition, first.offset, timeout_s))
+
+    def end(self) -> None:
+        """Count an overdue call as ended."""
+        self.count -= 1
+
+
+class _Deadline:
+    """Variant of ``asyncio.timeout`` for handlers that may swallow their cancellation or run in a thread."""
+
+    def __init__(self, seconds: float, overdue_calls: OverdueCalls, first: Record, *, may_cancel: bool) -> None:
+        self._seconds, self._overdue_calls = seconds, overdue_calls
+        self._first, self._may_cancel = first, may_cancel
+        self._has_expired = self._is_overdue = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._cancelling, self._loop = task, task.cancelling(), asyncio.get_running_loop()
+        self._began_at = self._loop.time()
+        self._timer = self._loop.call_later(self._seconds, self._expire)
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        self._timer.cancel()
+        if self._is_overdue:
+            self._overdue_calls.end()
+        took_s = self._loop.time() - self._began_at
+        if not self._may_cancel:
+            if error is None and took_s > self._seconds:
+                raise TimeoutError(
+                    f"the handler took {took_s:.1f} s, longer than timeout_ms={self._seconds * 1000:.0f}, and a thread"
+                    " cannot be canceled"
+                )
+        elif self._has_expired:
+            is_only_cancellation = self._task.uncancel() <= self._cancelling
+            if kind is None:
+                raise TimeoutError(
+                    f"the handler took {took_s:.1f} s, longer than timeout_ms={self._seconds * 1000:.0f}, and swallowed"
+                    " its cancellation"
+                )
+            if is_only_cancellation and issubclass(kind, asyncio.CancelledError):
+                raise timeout_error(self._seconds) from error
+
+    def _expire(self) -> None:
+        self._has_expired = True
+        if self._may_cancel:
+            self._task.cancel()
+        self._timer = self._loop.call_later(_GRACE_S, self._report_overdue)
+
+    def _report_overdue(self) -> None:
+        self._is_overdue = True
+        self._overdue_calls.start(self._first, self._seconds)
+
+
+def with_deadline(
+    call: Callable[[UnitT], Awaitable[object]],
+    seconds: float,
+    where: str,
+    overdue_calls: OverdueCalls,
+    *,
+    is_async: bool,
+) -> Callable[[UnitT], Awaitable[object]]:
+    """Return a call that raises TimeoutError if ``call`` takes longer than ``seconds``.
+
+    An async handler is canceled at its deadline, and fails even if it returns a result after that. A plain handler
+    fails only when it returns, because its thread cannot be stopped, and the next attempt must not run concurrently.
+    ``overdue_calls`` counts calls that still run one second after the deadline.
+    """
+
+    async def within(work: UnitT) -> object:
+        async with _Deadline(seconds, overdue_calls, _first_record(work), may_cancel=is_async):
+            returned = await call(work)
+            return returned if returned is None else await resolve_result(returned, where)
+
+    return within
+
+
+def _first_record(work: Record | Sequence[Record]) -> Record:
+    return work if isinstance(work, Record) else work[0]
+
+
+def in_a_thread(
+    prepared: PreparedHandler, opened: Opened, timeout_s: float | None
+) -> Callable[[Any], Awaitable[object]]:
+    """Return a call that runs a plain handler in a thread, and awaits the result if the handler returns an awaitable.
+
+    The awaitable, but not the thread, is canceled ``timeout_s`` seconds after the start of the call.
+    """
+    threads = Threads()
+
+    async def call(unit: Any) -> object:  # noqa: ANN401 - a record or a batch
+        ends_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        async with prepared.opened_for(unit, opened) as all_opened:
+            args, kwargs = prepared.bind(unit, all_opened)
+            returned = await threads.call(functools.partial(prepared.function, *args, **kwargs))
+            if returned is None:
+                return None
+            timeout = asyncio.timeout_at(ends_at)
+            try:
+                async with timeout:
+                    return await resolve_call(returned, prepared.name)
+            except TimeoutError as error:
+                if timeout_s is None or not timeout.expired():
+                    raise
+                raise timeout_error(timeout_s) from error
+
+    return call
+
+
+# ---- middleware around the call of a handler -------------------------------------------------------------------------
+
+WorkT = TypeVar("WorkT")
+
+
+_calls: ContextVar[list[CoroutineType[Any, Any, object] | None] | None] = ContextVar("tailrace_calls", default=None)
+"""Coroutines that the current call of a middleware has created by ``call(record)``; None follows once it has ended."""
+
+
+def wrapped_by(
+    call: Callable[[WorkT], Coroutine[Any, Any, object]],
+    middleware: Sequence[Callable[[Callable[[WorkT], Awaitable[object]]], Callable[[WorkT], Awaitable[object]]]],
+) -> Callable[[WorkT], Coroutine[Any, Any, object]]:
+    """Return ``call`` wrapped in ``middleware``; the first function of ``middleware`` is the outermost.
+
+    Raises:
+        ConfigurationError: a middleware does not return a function.
+    """
+    for wrap in reversed(middleware):
+        where = f"middleware {name_of(wrap)}"
+        wrapped = _wrapped(wrap, _recording(call))
+        if not callable(wrapped):
+            if inspect.iscoroutine(wrapped):
+                wrapped.close()
+            raise ConfigurationError(
+                f"{where} returned {wrapped!r} - write a plain function of one parameter `call`, which returns"
+                " an `async def` of one parameter `record`, which awaits `call(record)`"
+            )
+        call = _checked(wrapped, where)
+    return call
+
+
+def _wrapped(wrap: Callable[..., Any], call: object) -> Any:  # noqa: ANN401 - the user's function may return anything
+    return wrap(call)
+
+
+def _recording(call: Callable[[WorkT], Coroutine[Any, Any, object]]) -> Callable[[WorkT], Coroutine[Any, Any, object]]:
+    def recording(work: WorkT) -> Coroutine[Any, Any, object]:
+        awaitable, calls = call(work), _calls.get()
+        # In a long-lived task of a middleware, the context may still hold the list of an earlier call, which ends with
+        # None.
+        if calls is not None and None not in calls:
+            calls.append(cast("CoroutineType[Any, Any, object]", awaitable))
+        return awaitable
+
+    return recording
+
+
+def _checked(call: Callable[[WorkT], Awaitable[object]], where: str) -> Callable[[WorkT], Coroutine[Any, Any, object]]:
+    """Return ``call`` with a check: it raises if the middleware returns before its ``call(record)`` has ended.
+
+    A plain function that returns ``call(record)`` without ``await`` passes, because its result is awaited here.
+    """
+
+    async def checked_call(work: WorkT) -> object:
+        calls: list[CoroutineType[Any, Any, object] | None] = []
+        token = _calls.set(calls)
+        try:
+            result: object = call(work)
+            # Comparing the type first is cheaper.
+            if type(result) is not CoroutineType and not inspect.isawaitable(result):
+                _close(calls)
+                raise ConfigurationError(
+                    f"{where}: its function returned {result!r}, which is not awaitable - write it as `async def`, with"
+                    " `return await call(record)`"
+                )
+            returned = await cast("Awaitable[object]", result)
+            if returned is not None:
+                returned = await resolve_result(returned, where)
+            for inner in calls:
+                if inner is not None and inner.cr_frame is not None:
+                    raise _unawaited(calls, where)
+        finally:
+            _calls.reset(token)
+            calls.append(None)
+        return returned
+
+    return checked_call
+
+
+def _unawaited(calls: Iterable[CoroutineType[Any, Any, object] | None], where: str) -> ConfigurationError:
+    _close(calls)
+    return ConfigurationError(f"{where} returned before its call(record) had ended - write `return await call(record)`")
+
+
+def _close(calls: Iterable[CoroutineType[Any, Any, object] | None]) -> None:
+    """Close coroutines that have not started, so that they cannot run later, while the record is tried again."""
+    for inner in calls:
+        if inner is not None and inspect.getcoroutinestate(inner) == inspect.CORO_CREATED:
+            inner.close()
+
+
+# ---- failures of a batch ---------------------------------------------------------------------------------------------
+
+
+class _AllFailedError(Exception):
+    """All records of a batch failed, each with its own error."""
+
+    def __init__(self, failed: FailuresByIndex) -> None:
+        self.failed = failed
+
+
+async def call_batch(call: BatchCall, records: list[Record]) -> FailuresByIndex:
+    """Call a handler for a batch and return the failures; if the call raises, all records have failed."""
+    try:
+        return await call(records) or {}
+    except _AllFailedError as error:
+        return error.failed
+    except Exception as error:  # noqa: BLE001 - a handler may raise any exception
+        return dict.fromkeys(range(len(records)), error)
+
+
+def returning_failures(call: BatchCall, prepared: PreparedHandler, where: str) -> BatchCall:
+    """Return a call that returns failures of single records instead of raising an error.
+
+    A record fails alone if a PartialFailureError names it, or if it cannot be decoded. In the second case, the handler
+    is called again for the other records. Any other error is raised.
+
+    Args:
+        call: calls the handler for a batch.
+        prepared: decodes single records.
+        where: name of the handler in errors.
+    """
+
+    async def call_returning_failures(records: list[Record]) -> FailuresByIndex:
+        try:
+            await call(records)
+        except PartialFailureError as error:
+            return _failures_named_by(error, len(records), where)
+        except DecodeError:
+            failed = _decode_failures(prepared, records)
+            if not failed:
+                # All records can be decoded, so the handler itself raised the DecodeError.
+                raise
+            decodable = [index for index in range(len(records)) if index not in failed]
+            if decodable:
+                later_failures = await call_batch(call_returning_failures, [records[index] for index in decodable])
+                failed.update((decodable[index], error) for index, error in later_failures.items())
+            return failed
+        return {}
+
+    return call_returning_failures
+
+
+def raising_if_all_fail(call: BatchCall) -> BatchCall:
+    """Return a call that raises an error if all records fail, so that nothing that the handler published is sent.
+
+    If only some records fail, it is sent, because it contains the results of the other records.
+    """
+
+    async def call_raising_if_all_fail(records: list[Record]) -> FailuresByIndex:
+        failed = await call_batch(call, records)
+        if len(failed) == len(records):
+            raise _AllFailedError(failed)
+        return failed
+
+    return call_raising_if_all_fail
+
+
+def _decode_failures(prepared: PreparedHandler, records: Iterable[Record]) -> dict[int, Exception]:
+    failed: dict[int, Exception] = {}
+    for index, record in enumerate(records):
+        try:
+            prepared.decode_one(record)
+        except DecodeError as error:
+            failed[index] = error
+    return failed
+
+
+def _failures_named_by(error: PartialFailureError, count: int, where: str) -> FailuresByIndex:
+    """Return the failures that a PartialFailureError names.
+
+    A record that is named without an exception fails with the cause of the PartialFailureError, or with that error.
+
+    Raises:
+        HandlerFailedError: ``error`` names no record, or contains an invalid index or exception.
+    """
+    wrong = "" if error.failed else "no index"
+    default = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    failed: dict[int, Exception] = {}
+    for index, failure in _unchecked_entries(error):
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < count:
+            wrong = f"index {index!r}"
+        elif failure is None:
+            failed[index] = default
+        elif isinstance(failure, Exception):
+            failed[index] = failure
+        else:
+            wrong = f"{failure!r}, which is not an exception, at index {index}"
+    if wrong:
+        raise HandlerFailedError(
+            f"{where} raised PartialFailureError with {wrong}, for a batch of {count} records, so the whole batch has"
+            f" failed - pass the index of each failed record, from 0 to {count - 1}, with its exception"
+        ) from error
+    return failed
+
+
+def _unchecked_entries(error: PartialFailureError) -> Iterable[tuple[object, object]]:
+    """Return the entries of ``error.failed`` as objects: the handler may have used other types than declared."""
+    return error.failed.items()

@@ -8,24 +8,111 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from tailrace.app.dispatch.batch_failures import FailuresByIndex
+import anyio
+
 from tailrace.app.dispatch.batching import BatchAssembler
 from tailrace.app.dispatch.lanes import Lanes
-from tailrace.app.dispatch.task_results import self_cancellation_failure, stop_all, task_error
-from tailrace.app.dispatch.work import Work
+from tailrace.app.failures.policy import FailuresByIndex
 from tailrace.app.policies import OrderBy
+from tailrace.app.publish.results import HandlerTask
+from tailrace.awaitables import abandon
 from tailrace.core.metrics import CallMeter
 from tailrace.core.progress import Lease, Progress
+from tailrace.errors import HandlerFailedError
 from tailrace.records import Record, TopicPartition
+from tailrace.user_exceptions import error_text
 
-__all__ = ["Executor", "ExecutorOptions", "Recover", "Workers"]
+__all__ = [
+    "Executor",
+    "ExecutorOptions",
+    "Recover",
+    "Work",
+    "Workers",
+    "self_cancellation_failure",
+    "stop_all",
+    "task_error",
+]
+
+# ---- end of tasks that run user code ---------------------------------------------------------------------------------
+
+
+def task_error(task: asyncio.Task[Any]) -> Exception | None:
+    """Return the error that ended a task, or None.
+
+    A BaseException such as SystemExit becomes a HandlerFailedError. asyncio itself raises SystemExit again.
+    """
+    error = None if task.cancelled() else task.exception()
+    if error is None or isinstance(error, Exception):
+        return error
+    failure = HandlerFailedError(f"a handler raised {error_text(error)}")
+    failure.__cause__ = error
+    return failure
+
+
+def self_cancellation_failure() -> HandlerFailedError:
+    """Return the failure of a handler that raised CancelledError, and clear the cancellation requests of its task."""
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()
+    return HandlerFailedError(
+        "the handler raised CancelledError without being canceled - let it return or raise another exception"
+    )
+
+
+async def stop_all(tasks: Collection[asyncio.Task[Any]], within_s: float) -> bool:
+    """Cancel tasks, wait at most ``within_s`` seconds, and abandon tasks that still run; return True if all ended.
+
+    The wait is shielded from the cancellation of the calling task, so that resources of the tasks stay open until the
+    tasks have cleaned up.
+    """
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        with anyio.CancelScope(shield=True):
+            _, left = await asyncio.wait(tasks, timeout=within_s)
+        for task in left:
+            abandon(task)
+        return not left
+    return True
+
 
 # ---- tasks of an executor, with the work that they run ---------------------------------------------------------------
+
+
+class Work(ABC):
+    """Record or batch that was started and is not finished, with its task.
+
+    Attributes:
+        handler_task: identifies the task to publishers, which refuse its messages once the task is abandoned.
+        since: event loop time at which the running call began; None if no call runs.
+        waits: futures that end a pause before another attempt, each with the partition whose records wait; None instead
+            of the partition if all records of the work wait.
+    """
+
+    __slots__ = ("handler_task", "since", "waits")
+    queued: Any
+    """Entry of the record or batch in the queue that it was taken from."""
+
+    def __init__(self, context: Context) -> None:
+        self.handler_task = HandlerTask(context)
+        self.since: float | None = None
+        self.waits: dict[asyncio.Future[None], TopicPartition | None] = {}
+
+    @property
+    @abstractmethod
+    def records(self) -> list[Record]:
+        """Records that are neither finished nor left to another owner of their partition."""
+
+    @property
+    @abstractmethod
+    def leases(self) -> list[Lease]:
+        """Leases of ``records``, as far as they are in a queue: none for a record whose task has never suspended."""
+
 
 WorkT = TypeVar("WorkT", bound=Work)
 

@@ -17,13 +17,10 @@ import anyio
 
 from tailrace.app.declare.arguments import Opened
 from tailrace.app.dispatch.batch_executor import BatchExecutor
-from tailrace.app.dispatch.call import handler_call, matches
+from tailrace.app.dispatch.call import HandlerContext, OverdueCalls, handler_call, matches
 from tailrace.app.dispatch.executor import Executor, ExecutorOptions
-from tailrace.app.dispatch.handler_context import HandlerContext
 from tailrace.app.dispatch.lanes import FEW_RECORDS
 from tailrace.app.dispatch.record_executor import RecordExecutor
-from tailrace.app.dispatch.recovery import Recovery
-from tailrace.app.dispatch.timeouts import OverdueCalls
 from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher
 from tailrace.app.failures.dead_letters import as_first_read, handler_of
 from tailrace.app.failures.delayed_records import RetryTopicRecords
@@ -96,7 +93,7 @@ class HandlerRuntime:
 
     handler: ResolvedHandler
     executor: Executor[Any]
-    recovery: Recovery
+    policy: FailurePolicy
     overdue_calls: OverdueCalls
     events: HandlerEvents
 
@@ -113,7 +110,7 @@ class HandlerRuntime:
             in_flight=executor.in_flight,
             waiting=executor.waiting,
             failures=events.failures,
-            retries=self.recovery.retries,
+            retries=self.policy.retries,
             delayed=events.delayed,
             dead_letters=events.dead_letters,
             skipped=events.skipped,
@@ -138,7 +135,6 @@ def handler_runtime(handler: ResolvedHandler, context: HandlerContext) -> Handle
         transactions=context.transactions,
         delay_of=context.delay_of,
     )
-    recovery = Recovery(handler.name, policy, observer, is_batch=limits is not None)
     options = ExecutorOptions(
         order_by=handler.order_by,
         concurrency=handler.concurrency,
@@ -148,10 +144,10 @@ def handler_runtime(handler: ResolvedHandler, context: HandlerContext) -> Handle
     )
     executor: Executor[Any]
     if limits is None:
-        executor = RecordExecutor(call, recovery.recover, options, is_shared=handler.when is not None)
+        executor = RecordExecutor(call, policy.recover, options, is_shared=handler.when is not None)
     else:
-        executor = BatchExecutor(call.handle, recovery.recover, options, limits)
-    return HandlerRuntime(handler, executor, recovery, overdue_calls, events)
+        executor = BatchExecutor(call.handle, policy.recover, options, limits)
+    return HandlerRuntime(handler, executor, policy, overdue_calls, events)
 
 
 # ---- runtime of one consumer group of an app: its source, and an executor for each handler ---------------------------
@@ -278,8 +274,7 @@ class GroupRuntime:
         if self._transactions is not None and not self._transactions.are_settled:
             return False
         return not self._retry_topic_records and all(
-            one.executor.started_or_due == one.recovery.waiting and not one.executor.has_failed
-            for one in self._runtimes
+            one.executor.started_or_due == one.policy.waiting and not one.executor.has_failed for one in self._runtimes
         )
 
     def executors_of(self, function: Callable[..., object]) -> list[Executor[Any]]:
@@ -301,7 +296,7 @@ class GroupRuntime:
     def waiting(self) -> int:
         """Number of records that failed for good and block their lane until another attempt or write succeeds."""
         deferred = 0 if self._transactions is None else self._transactions.waiting
-        return deferred + sum(one.recovery.waiting for one in self._runtimes)
+        return deferred + sum(one.policy.waiting for one in self._runtimes)
 
     @property
     def unreadable(self) -> list[str]:

@@ -9,23 +9,75 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterator, Sequence
+from contextvars import Context
 from itertools import islice
 from operator import length_hint
 
-from tailrace.app.dispatch.batch_failures import FailuresByIndex
 from tailrace.app.dispatch.call import HandlerCall, UnitCall
-from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover
-from tailrace.app.dispatch.lanes import Lanes
-from tailrace.app.dispatch.work import Worker
+from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover, Work
+from tailrace.app.dispatch.lanes import Lanes, QueuedRecord
+from tailrace.app.failures.policy import FailuresByIndex
 from tailrace.app.publish.traces import is_opentelemetry_imported
 from tailrace.consumer.delivery.reader import is_too_long
+from tailrace.core.metrics import UnmeasuredRun
+from tailrace.core.progress import Lease
 from tailrace.installation import handler_run
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["RecordExecutor"]
+__all__ = ["RecordExecutor", "Worker"]
 
 _MAX_RECORDS_PER_CLOCK_READING = 32
 """Maximum number of records that run between two readings of the clock; the number begins with 1 and doubles."""
+
+
+class Worker(Work):
+    """Task that runs one record after the other.
+
+    Attributes:
+        context: context of the task.
+        initial_context: copy of ``context`` at the start of the task.
+        record: record that the task runs; None while the task is idle.
+        queued: entry of the record in the lanes; None unless the record was suspended or parked.
+        wakeup: future that wakes the idle worker; None before the worker was first idle.
+        has_yielded: True if the last finished record had suspended, so the event loop has run other tasks meanwhile.
+        unmeasured: calls of the worker that are not in the meter yet.
+        has_left_record: True if the record is left to another owner of its partition.
+    """
+
+    __slots__ = (
+        "context",
+        "has_left_record",
+        "has_yielded",
+        "initial_context",
+        "queued",
+        "record",
+        "unmeasured",
+        "wakeup",
+    )
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.context, self.initial_context = context, context.copy()
+        self.record: Record | None = None
+        self.queued: QueuedRecord | None = None
+        self.wakeup: asyncio.Future[None] | None = None
+        self.has_yielded = self.has_left_record = False
+        self.unmeasured = UnmeasuredRun()
+
+    @property
+    def has_changed_context(self) -> bool:
+        """True if a handler has changed a context variable, so that the next record needs a new task."""
+        return self.context != self.initial_context
+
+    @property
+    def records(self) -> list[Record]:
+        """List of the record that the task runs; empty if it has none or has left it to another owner."""
+        return [] if self.record is None or self.has_left_record else [self.record]
+
+    @property
+    def leases(self) -> list[Lease]:
+        """List of the record's lease; empty unless the record was suspended or parked."""
+        return [] if self.queued is None else [self.queued.lease]
 
 
 class RecordExecutor(Executor[Worker]):

@@ -8,9 +8,8 @@ the event loop only.
 from __future__ import annotations
 
 import asyncio
-import functools
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextvars import Context, copy_context
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -19,12 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 # threads are not daemons, so that the interpreter waits for them before it ends.
 from anyio._core._eventloop import claim_worker_thread, get_async_backend
 
-from tailrace.app.declare.arguments import Opened
-from tailrace.app.declare.prepared_handler import PreparedHandler
-from tailrace.app.dispatch.timeouts import timeout_error
-from tailrace.awaitables import resolve_call
-
-__all__ = ["Threads", "in_a_thread"]
+__all__ = ["Threads"]
 
 ResultT = TypeVar("ResultT")
 
@@ -40,34 +34,6 @@ class _Call(NamedTuple):
     function: Callable[[], Any]
     context: Context
     returned: asyncio.Future[Any]
-
-
-def in_a_thread(
-    prepared: PreparedHandler, opened: Opened, timeout_s: float | None
-) -> Callable[[Any], Awaitable[object]]:
-    """Return a call that runs a plain handler in a thread, and awaits the result if the handler returns an awaitable.
-
-    The awaitable, but not the thread, is canceled ``timeout_s`` seconds after the start of the call.
-    """
-    threads = Threads()
-
-    async def call(unit: Any) -> object:  # noqa: ANN401 - a record or a batch
-        ends_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-        async with prepared.opened_for(unit, opened) as all_opened:
-            args, kwargs = prepared.bind(unit, all_opened)
-            returned = await threads.call(functools.partial(prepared.function, *args, **kwargs))
-            if returned is None:
-                return None
-            timeout = asyncio.timeout_at(ends_at)
-            try:
-                async with timeout:
-                    return await resolve_call(returned, prepared.name)
-            except TimeoutError as error:
-                if timeout_s is None or not timeout.expired():
-                    raise
-                raise timeout_error(timeout_s) from error
-
-    return call
 
 
 class Threads:

@@ -4,19 +4,27 @@ A failed record is finished when a retry succeeds, when a retry topic or dead-le
 ``on_failure="skip"`` skips it; only then may its offset be committed. If a topic refuses a record, the record's lane
 waits: an error would end this process, then the process to which the partition is assigned next, and so on. Only with
 ``on_failure="stop"``, an error is raised.
+
+The records of a batch that are retried form one smaller batch in the same order, which waits for the shortest pause of
+its records.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher, OutgoingFailure
 from tailrace.app.failures.reject import Reject
 from tailrace.app.handlers import ResolvedHandler
 from tailrace.app.policies import FailureAction, FailureCount, FailureCounts, RetryDecision, after_failure, consists_of
+from tailrace.app.publish.results import gather_in_order
 from tailrace.app.sources import Transactions
+from tailrace.app.stack_frames import where_raised, with_short_tracebacks
 from tailrace.app.topics.delay_queue import retry_topic_index
 from tailrace.errors import (
     DeadLetterError,
@@ -26,12 +34,33 @@ from tailrace.errors import (
     PublishTooLargeError,
     SchemaRegistryError,
 )
-from tailrace.observe.events import DeadLetterFailed, RecordDeadLettered, RecordDelayed, RecordSkipped
+from tailrace.observe.events import (
+    BatchFailed,
+    BatchFailedPermanently,
+    DeadLetterFailed,
+    Event,
+    HandlerFailed,
+    HandlerFailedPermanently,
+    RecordDeadLettered,
+    RecordDelayed,
+    RecordSkipped,
+)
 from tailrace.observe.hooks import Observer
 from tailrace.records import Record
 from tailrace.user_exceptions import error_text
 
-__all__ = ["ACTION_TEXTS", "FailurePolicy", "RetryingLane", "is_given_up", "is_outage"]
+__all__ = [
+    "ACTION_TEXTS",
+    "FailedWork",
+    "FailurePolicy",
+    "FailuresByIndex",
+    "RetryingExecutor",
+    "is_given_up",
+    "is_outage",
+]
+
+FailuresByIndex: TypeAlias = Mapping[int, Exception]
+"""Errors of the failed records, by the index of the record in its batch."""
 
 _NOT_RETRYABLE = (Reject, DecodeError)
 """Errors that would occur again in every attempt."""
@@ -48,9 +77,37 @@ ACTION_TEXTS = {
 }
 """Descriptions of the actions, for events."""
 
+_FAILURE_EVENTS: Mapping[tuple[bool, bool], Callable[..., Event]] = {
+    (False, False): HandlerFailed,
+    (False, True): HandlerFailedPermanently,
+    (True, False): BatchFailed,
+    (True, True): BatchFailedPermanently,
+}
+"""Event of a failure, for a handler of batches or not, and for a final failure or not."""
 
-class RetryingLane(Protocol):
-    """Lane of a failed record: the queue in which the record, and the records after it, wait."""
+
+class FailedWork(Protocol):
+    """Record or batch that was started and is not finished."""
+
+    @property
+    def records(self) -> Sequence[Record]:
+        """Records that are not finished."""
+
+
+WorkT_contra = TypeVar("WorkT_contra", bound=FailedWork, contravariant=True)
+
+
+class RetryingExecutor(Protocol[WorkT_contra]):
+    """Interface through which FailurePolicy uses an executor, in whose lanes failed records wait."""
+
+    async def attempt(self, work: WorkT_contra) -> FailuresByIndex:
+        """Call the handler again; return the failures."""
+
+    def keep_only(self, work: WorkT_contra, records: Sequence[Record]) -> None:
+        """Finish all records of ``work`` except ``records``."""
+
+    async def pause_all(self, work: WorkT_contra, seconds: float) -> bool:
+        """Wait ``seconds`` for the next attempt; return False if all partitions of ``work`` are halted or dropped."""
 
     async def pause(self, record: Record, seconds: float) -> bool:
         """Wait ``seconds`` while other lanes continue; return False if the partition has another owner afterwards."""
@@ -59,8 +116,23 @@ class RetryingLane(Protocol):
         """Return True if the record's partition has stayed assigned since the record was started."""
 
 
+@dataclass(frozen=True, slots=True)
+class _FailedRecord:
+    """Failed record, with the decision about it."""
+
+    record: Record
+    error: Exception
+    count: FailureCount
+    decision: RetryDecision
+
+    @property
+    def is_retried(self) -> bool:
+        """True if the handler is called again for the record."""
+        return self.decision.action in {FailureAction.RETRY, FailureAction.PAUSE}
+
+
 class FailurePolicy:
-    """Decides what happens to failed records of one handler, and executes these decisions, except retries.
+    """Retries or gives up the failed records of one handler, as ``app.policies`` decides.
 
     With transactions, a record that must wait longer than the open transaction may last is set aside: it is removed
     from the transaction and delivered again later.
@@ -74,8 +146,8 @@ class FailurePolicy:
         delay_of: returns the delay of a retry topic in milliseconds; None for other topics.
 
     Attributes:
-        waiting: number of records that were refused by a retry or dead-letter topic and wait in their lanes to be sent
-            again.
+        waiting: number of records that failed for good and that are retried, or sent to a topic again, at intervals.
+        retries: number of records for which the handler was called again, counted once for each call.
     """
 
     def __init__(
@@ -90,71 +162,132 @@ class FailurePolicy:
         self._handler, self._dead_letter_publisher, self._observer = handler, dead_letter_publisher, observer
         self._delay_of, self._transactions = delay_of, transactions
         self._work_s = 0.0 if handler.timeout_ms is None else handler.timeout_ms / 1000
-        self.waiting = 0
+        self.waiting = self.retries = 0
 
-    def failure_counts(self) -> FailureCounts:
-        """Return the failure counts, which outlast aborted transactions; new counts without transactions."""
-        return FailureCounts() if self._transactions is None else self._transactions.failure_counts
-
-    def decide(self, record: Record, failure_count: FailureCount, error: Exception, chance: float) -> RetryDecision:
-        """Decide what happens to a failed record.
-
-        Args:
-            record: record with the topic from which it was read: the handler's topic, or a retry or replay topic.
-            failure_count: counts of the record's failures, including ``error``.
-            error: last error of the record.
-            chance: random number in [0, 1), for the jitter of the pause.
-        """
-        handler = self._handler
-        return after_failure(
-            handler.retry,
-            failure_count.outages if is_outage(error) else failure_count.failures,
-            error,
-            dead_letter=handler.dead_letter is not None,
-            on_failure=handler.on_failure,
-            chance=chance,
-            attempt_topic_index=retry_topic_index(self._delay_of(record.topic), handler.retry.topic_delays_ms),
-            never=_NOT_RETRYABLE,
-            outages=_OUTAGES,
-        )
-
-    async def wait(self, waiting: Sequence[tuple[Record, RetryDecision]], pause: Callable[[], Awaitable[bool]]) -> bool:
-        """Await ``pause`` before records are retried together; return False if the caller must not retry them.
-
-        Without transactions, return the result of ``pause``. With transactions, set all records aside if the open
-        transaction has no time for another attempt, if a record is retried without a limit of attempts, or if ``pause``
-        returns False. Each record is then delivered again after its own pause.
-        """
-        transactions = self._transactions
-        if transactions is None:
-            return await pause()
-        loop = asyncio.get_running_loop()
-        began_at = loop.time()
-        can_wait = all(
-            one.action is FailureAction.RETRY and transactions.has_time(one.pause_s, self._work_s) for _, one in waiting
-        )
-        if can_wait and await pause():
-            return True
-        waited_s = loop.time() - began_at
-        for record, decision in waiting:
-            left_s = max(0.0, decision.pause_s - waited_s)
-            transactions.set_aside(record, left_s, is_given_up=decision.action is FailureAction.PAUSE)
-        return False
-
-    async def give_up(
-        self, lane: RetryingLane, record: Record, failures: int, error: Exception, decision: RetryDecision
+    async def recover(
+        self, executor: RetryingExecutor[WorkT_contra], work: WorkT_contra, failed: FailuresByIndex
     ) -> None:
-        """Send a record to its retry or dead-letter topic, skip the record, or stop the app, as ``decision`` requires.
+        """Retry or give up the failed records until all records of ``work`` are finished or left to another owner.
+
+        Raises:
+            HandlerFailedError: a record failed for good, and ``on_failure="stop"`` is set.
+            DeadLetterError: a dead-letter or retry topic refused a record, and ``on_failure="stop"`` is set.
+            ProducerFencedError: another producer has the same transactional id.
+        """
+        # Failure counts outlast aborted transactions.
+        failure_counts = FailureCounts() if self._transactions is None else self._transactions.failure_counts
+        has_reported_final = False
+        while failed:
+            failed_records = self._decide(work.records, failure_counts, failed)
+            # Records that are retried after their final failure (on_failure="pause") are reported as final only once.
+            final = [
+                one
+                for one in failed_records
+                if is_given_up(one.decision, one.error) and not (one.is_retried and has_reported_final)
+            ]
+            self._emit_failure(len(work.records), failed_records, final)
+            has_reported_final = has_reported_final or bool(final)
+            # Finish the successful records of a batch before the failed records are given up, which may take long.
+            executor.keep_only(work, [one.record for one in failed_records])
+            # If a partition was lost, its new owner handles the record again and gives it up.
+            given_up = [one for one in failed_records if not one.is_retried and executor.is_ours(one.record)]
+            await gather_in_order([self._give_up(executor, one) for one in given_up])
+            retried = [one for one in failed_records if one.is_retried]
+            executor.keep_only(work, [one.record for one in retried])
+            if not retried or not await self._wait(executor, work, retried):
+                return
+            self.retries += len(work.records)
+            failed = await executor.attempt(work)
+
+    def _decide(
+        self, records: Sequence[Record], failure_counts: FailureCounts, failed: FailuresByIndex
+    ) -> list[_FailedRecord]:
+        """Count the failures, and return the failed records with the decisions about them."""
+        handler, chance, found = self._handler, random.random(), []  # noqa: S311 - jitter
+        for index in sorted(failed):
+            record, error = records[index], failed[index]
+            caused_by_outage = is_outage(error)
+            count = failure_counts.count_failure(record.topic_partition, record.offset, is_outage=caused_by_outage)
+            decision = after_failure(
+                handler.retry,
+                count.outages if caused_by_outage else count.failures,
+                error,
+                dead_letter=handler.dead_letter is not None,
+                on_failure=handler.on_failure,
+                chance=chance,
+                attempt_topic_index=retry_topic_index(self._delay_of(record.topic), handler.retry.topic_delays_ms),
+                never=_NOT_RETRYABLE,
+                outages=_OUTAGES,
+            )
+            found.append(_FailedRecord(record, error, count, decision))
+        return found
+
+    async def _wait(
+        self, executor: RetryingExecutor[WorkT_contra], work: WorkT_contra, retried: Sequence[_FailedRecord]
+    ) -> bool:
+        """Wait before records are retried together; return False if the caller must not retry them.
+
+        With transactions, set all records aside if the open transaction has no time for another attempt, if a record is
+        retried without a limit of attempts, or if all partitions are halted or dropped. Each record is then delivered
+        again after its own pause.
+        """
+        transactions, loop = self._transactions, asyncio.get_running_loop()
+        began_at, pause_s = loop.time(), min(one.decision.pause_s for one in retried)
+        has_time = transactions is None or all(
+            one.decision.action is FailureAction.RETRY and transactions.has_time(one.decision.pause_s, self._work_s)
+            for one in retried
+        )
+        paused = sum(one.decision.action is FailureAction.PAUSE for one in retried)
+        self.waiting += paused
+        try:
+            may_retry = has_time and await executor.pause_all(work, pause_s)
+        finally:
+            self.waiting -= paused
+        if transactions is not None and not may_retry:
+            waited_s = loop.time() - began_at
+            for one in retried:
+                left_s = max(0.0, one.decision.pause_s - waited_s)
+                is_given_up = one.decision.action is FailureAction.PAUSE
+                transactions.set_aside(one.record, left_s, is_given_up=is_given_up)
+        return may_retry
+
+    def _emit_failure(
+        self, count: int, failed_records: Sequence[_FailedRecord], final: Sequence[_FailedRecord]
+    ) -> None:
+        first, is_batch = (final or failed_records)[0], self._handler.batch is not None
+        options: dict[str, Any] = {"logged_exception": with_short_tracebacks(first.error)} if final else {}
+        counts: tuple[int, ...] = ()
+        action = ACTION_TEXTS[first.decision.action]
+        if is_batch:
+            counts, steps = (len(failed_records), count), Counter(one.decision.action for one in failed_records)
+            action = ", ".join(f"{number} {ACTION_TEXTS[step]}" for step, number in steps.items())
+        self._observer.emit(
+            _FAILURE_EVENTS[is_batch, bool(final)](
+                self._handler.name,
+                first.record.topic_partition,
+                first.record.offset,
+                *counts,
+                max(one.count.total for one in failed_records),
+                error_text(first.error),
+                action,
+                where_raised(first.error),
+                first.error,
+                **options,
+            )
+        )
+
+    async def _give_up(self, executor: RetryingExecutor[Any], failed: _FailedRecord) -> None:
+        """Send a record to its retry or dead-letter topic, skip the record, or stop the app, as was decided.
 
         If the topic refuses the record, wait and send it again until the topic acknowledges it or its partition is no
-        longer assigned. With transactions, set the record aside after the first refusal. ``failures`` is the number of
-        failed attempts since the record was read from its current topic.
+        longer assigned. With transactions, set the record aside after the first refusal.
 
         Raises:
             HandlerFailedError: the app must stop.
             DeadLetterError: the topic refused the record, and the handler has ``on_failure="stop"``.
             ProducerFencedError: another producer has the same transactional id.
         """
+        record, error, decision, failures = failed.record, failed.error, failed.decision, failed.count.failures
         name, partition, offset = self._handler.name, record.topic_partition, record.offset
         transactions = self._transactions
         if (
@@ -172,7 +305,7 @@ class FailurePolicy:
                 assert decision.retry_topic is not None
                 delay_ms = self._handler.retry.topic_delays_ms[decision.retry_topic]
                 outgoing = self._dead_letter_publisher.for_retry_topic(record, failures, error, name, delay_ms)
-                if await self._send(lane, record, outgoing, error):
+                if await self._send(executor, record, outgoing, error):
                     event = RecordDelayed(
                         name, partition, offset, error_text(error), outgoing.topic, delay_ms / 1000, error
                     )
@@ -182,7 +315,7 @@ class FailurePolicy:
                 outgoing = self._dead_letter_publisher.for_dead_letter_topic(
                     record, failures, error, name, self._handler.dead_letter
                 )
-                if await self._send(lane, record, outgoing, error):
+                if await self._send(executor, record, outgoing, error):
                     self._observer.emit(
                         RecordDeadLettered(name, partition, offset, error_text(error), outgoing.topic, error)
                     )
@@ -194,16 +327,20 @@ class FailurePolicy:
                     " on_failure='stop' is set; fix the handler, or set dead_letter or on_failure='skip'"
                 ) from error
 
-    # ---- inside ------------------------------------------------------------------------------------------------
-
-    async def _send(self, lane: RetryingLane, record: Record, outgoing: OutgoingFailure, error: Exception) -> bool:
+    async def _send(
+        self, executor: RetryingExecutor[Any], record: Record, outgoing: OutgoingFailure, error: Exception
+    ) -> bool:
         """Send a failed record until its topic acknowledges it; return False if the record will be delivered again.
 
         Between two attempts, the record waits in its lane. With transactions, the record is set aside after the first
         refusal.
         """
-        while lane.is_ours(record):
-            refused = await self._dead_letter_publisher.send(outgoing, self._refusals_of(record))
+        name, partition, offset = self._handler.name, record.topic_partition, record.offset
+        transactions, pause_s = self._transactions, self._handler.retry.max_backoff_ms / 1000
+        while executor.is_ours(record):
+            # Earlier transactions may have been aborted because versions of the record were too large.
+            earlier = () if transactions is None else transactions.refusals.dead_letter_errors(partition, offset)
+            refused = await self._dead_letter_publisher.send(outgoing, earlier)
             if refused is None:
                 return True
             advice = _advice(outgoing.topic, refused)
@@ -212,31 +349,19 @@ class FailurePolicy:
                     f"{record.topic_partition} offset {record.offset} failed ({error_text(error)}) and cannot be"
                     f" written to {outgoing.topic!r}: {refused}; it is not committed - {advice}"
                 ) from refused
-            pause_s = self._handler.retry.max_backoff_ms / 1000
-            name, partition, offset = self._handler.name, record.topic_partition, record.offset
             self._observer.emit(
                 DeadLetterFailed(name, partition, offset, outgoing.topic, str(refused), advice, pause_s, refused)
             )
-            if not await self._wait_after_refusal(lane, record, pause_s):
+            if transactions is not None:
+                transactions.set_aside(record, pause_s, is_given_up=True)
                 return False
+            self.waiting += 1
+            try:
+                if not await executor.pause(record, pause_s):
+                    return False
+            finally:
+                self.waiting -= 1
         return False
-
-    def _refusals_of(self, record: Record) -> Sequence[PublishTooLargeError]:
-        """Return the errors that aborted earlier transactions because versions of the record were too large."""
-        if self._transactions is None:
-            return ()
-        return self._transactions.refusals.dead_letter_errors(record.topic_partition, record.offset)
-
-    async def _wait_after_refusal(self, lane: RetryingLane, record: Record, seconds: float) -> bool:
-        """Wait, or set the record aside in a transaction; return False if the record must not be sent again now."""
-        if self._transactions is not None:
-            self._transactions.set_aside(record, seconds, is_given_up=True)
-            return False
-        self.waiting += 1
-        try:
-            return await lane.pause(record, seconds)
-        finally:
-            self.waiting -= 1
 
 
 def is_given_up(decision: RetryDecision, error: Exception) -> bool:
