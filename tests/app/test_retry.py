@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.app.policies import FailureAction, Retry, RetryDecision, after_failure
+from tailrace.app.policies import FailureAction, FailureRules, Retry, RetryDecision
 from tailrace.core.backoff import Backoff
 from tailrace.errors import ConfigurationError
 
@@ -131,7 +131,7 @@ ONCE_MORE = RetryDecision(FailureAction.RETRY, 0.4)
 DEAD = RetryDecision(FailureAction.DEAD_LETTER)
 
 
-NO_DEAD_LETTERS = {"dead_letter": False}
+NO_DEAD_LETTERS = {"has_dead_letter": False}
 
 
 @pytest.mark.parametrize(
@@ -175,19 +175,19 @@ NO_DEAD_LETTERS = {"dead_letter": False}
     ],
 )
 def test_failures_lead_to_the_documented_decisions(error, failures, situation, decision):
-    """after_failure() returns the decision for each row of the table."""
-    options = {"retry": RETRY, "dead_letter": True, "on_failure": "pause", "chance": EVEN, "never": NEVER} | situation
-    options["outages"] = (ConnectionError,)
+    """The rules return the decision for each row of the table."""
+    options = {"retry": RETRY, "has_dead_letter": True, "on_failure": "pause", "never": NEVER} | situation
+    topic_index = options.pop("attempt_topic_index", None)
+    rules = FailureRules(outages=(ConnectionError,), **options)
 
-    assert after_failure(failures=failures, error=error, **options) == decision
+    assert rules.decide(failures, error, EVEN, topic_index) == decision
 
 
 @pytest.mark.parametrize(("on_failure", "step"), [("stop", FailureAction.STOP), ("skip", FailureAction.SKIP)])
 def test_on_failure_decides_without_a_dead_letter_topic(on_failure, step):
     """Without a dead-letter topic on_failure decides; with one the record is dead-lettered."""
     with_none, with_some = (
-        after_failure(RETRY, 3, FAILED, dead_letter=there_are, on_failure=on_failure, chance=EVEN)
-        for there_are in (False, True)
+        FailureRules(RETRY, on_failure, there_are).decide(3, FAILED, EVEN) for there_are in (False, True)
     )
 
     assert with_none == RetryDecision(step)
@@ -208,15 +208,7 @@ def test_every_failing_record_comes_to_a_final_decision(attempts, delays_ms, dea
 
     while True:
         tried, failures = tried + 1, failures + 1
-        decision = after_failure(
-            retry,
-            failures,
-            FAILED,
-            dead_letter=dead_letter,
-            on_failure=on_failure,
-            chance=chance,
-            attempt_topic_index=came_by,
-        )
+        decision = FailureRules(retry, on_failure, dead_letter).decide(failures, FAILED, chance, came_by)
         if decision.action is FailureAction.RETRY_TOPIC:
             came_by, failures = decision.retry_topic, 0
             topics.append(came_by)

@@ -1,6 +1,6 @@
 """Policies of a handler: order, batches, retries, and what follows a failure. Pure: no clock, IO or logging.
 
-``after_failure`` decides by the first row that applies; an empty cell means that the column does not matter:
+``FailureRules`` decide by the first row that applies; an empty cell means that the column does not matter:
 
 | error             | attempts left | a later retry topic | dead-letter topic | decision                        |
 |-------------------|---------------|---------------------|-------------------|---------------------------------|
@@ -28,11 +28,11 @@ __all__ = [
     "FailureAction",
     "FailureCount",
     "FailureCounts",
+    "FailureRules",
     "OnFailure",
     "OrderBy",
     "Retry",
     "RetryDecision",
-    "after_failure",
     "consists_of",
 ]
 
@@ -275,45 +275,50 @@ class RetryDecision:
 _ON_FAILURE_ACTIONS = {"pause": FailureAction.PAUSE, "stop": FailureAction.STOP, "skip": FailureAction.SKIP}
 
 
-def after_failure(  # noqa: PLR0913 - each argument is a condition of the table above
-    retry: Retry,
-    failures: int,
-    error: BaseException,
-    *,
-    dead_letter: bool,
-    on_failure: OnFailure,
-    chance: float,
-    attempt_topic_index: int | None = None,
-    never: tuple[type[BaseException], ...] = (),
-    outages: tuple[type[BaseException], ...] = (),
-) -> RetryDecision:
-    """Return the action for a record that failed.
+@dataclass(frozen=True, slots=True)
+class FailureRules:
+    """Rules of a handler about failed records.
 
-    Args:
-        retry: Policy of the handler.
-        failures: Number of failures since the record was read from its current topic, including the last failure. If
-            the last failure is an outage, the number of outages.
-        error: Error of the last attempt.
-        dead_letter: True if there is a dead-letter topic.
+    Attributes:
+        retry: Retry policy of the handler.
         on_failure: Action if there is no dead-letter topic.
-        chance: Random number in [0, 1) for the jitter.
-        attempt_topic_index: Index of the retry topic that the record was read from; None for the original topic.
+        has_dead_letter: True if there is a dead-letter topic.
         never: Error classes that are never retried, because another attempt would fail with the same error.
         outages: Error classes of outages: something that the handler needs is unavailable, whatever the record is.
     """
-    if consists_of(error, outages):
-        return RetryDecision(FailureAction.PAUSE, retry.wait_s(failures, chance))
-    if retry.is_retriable(error, never):
-        pause_s = retry.pause_s(failures, chance)
-        if pause_s is not None:
-            return RetryDecision(FailureAction.RETRY, pause_s)
-        following = 0 if attempt_topic_index is None else attempt_topic_index + 1
-        if following < len(retry.topic_delays_ms):
-            return RetryDecision(FailureAction.RETRY_TOPIC, retry.topic_delays_ms[following] / 1000, following)
-    if dead_letter:
-        return RetryDecision(FailureAction.DEAD_LETTER)
-    action = _ON_FAILURE_ACTIONS[on_failure]
-    return RetryDecision(action, retry.max_backoff_ms / 1000 if action is FailureAction.PAUSE else 0.0)
+
+    retry: Retry
+    on_failure: OnFailure
+    has_dead_letter: bool
+    never: tuple[type[BaseException], ...] = ()
+    outages: tuple[type[BaseException], ...] = ()
+
+    def decide(
+        self, failures: int, error: BaseException, chance: float, attempt_topic_index: int | None = None
+    ) -> RetryDecision:
+        """Return the action for a record that failed.
+
+        Args:
+            failures: Number of failures since the record was read from its current topic, including the last failure.
+                If the last failure is an outage, the number of outages.
+            error: Error of the last attempt.
+            chance: Random number in [0, 1) for the jitter.
+            attempt_topic_index: Index of the retry topic that the record was read from; None for the original topic.
+        """
+        retry = self.retry
+        if consists_of(error, self.outages):
+            return RetryDecision(FailureAction.PAUSE, retry.wait_s(failures, chance))
+        if retry.is_retriable(error, self.never):
+            pause_s = retry.pause_s(failures, chance)
+            if pause_s is not None:
+                return RetryDecision(FailureAction.RETRY, pause_s)
+            following = 0 if attempt_topic_index is None else attempt_topic_index + 1
+            if following < len(retry.topic_delays_ms):
+                return RetryDecision(FailureAction.RETRY_TOPIC, retry.topic_delays_ms[following] / 1000, following)
+        if self.has_dead_letter:
+            return RetryDecision(FailureAction.DEAD_LETTER)
+        action = _ON_FAILURE_ACTIONS[self.on_failure]
+        return RetryDecision(action, retry.max_backoff_ms / 1000 if action is FailureAction.PAUSE else 0.0)
 
 
 def consists_of(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:

@@ -206,8 +206,8 @@ class Lease:
             if index == taken or not self._has_at(index, record):
                 return False
             self._finished = index + 1
-        if not count:
-            self._close_if_done()
+        if not count and self._finished >= taken:
+            self.progress.close(self)
         return True
 
     def _has_at(self, index: int, record: AnyRecord) -> bool:

@@ -41,14 +41,7 @@ class RunningBatch(Work):
 
 
 class BatchExecutor(Executor[RunningBatch]):
-    """Executor for the batches of one handler.
-
-    Args:
-        attempt: calls the handler for a batch; returns the failures.
-        recover: retries or gives up the failed records of a batch.
-        options: order and limits.
-        limits: maximum size and age of a batch; the batch is due when it reaches one of them.
-    """
+    """Executor for the batches of one handler."""
 
     handles_batches = True
 

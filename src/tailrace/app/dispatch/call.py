@@ -556,11 +556,6 @@ def returning_failures(call: BatchCall, prepared: PreparedHandler, where: str) -
 
     A record fails alone if a PartialFailureError names it, or if it cannot be decoded. In the second case, the handler
     is called again for the other records. Any other error is raised.
-
-    Args:
-        call: calls the handler for a batch.
-        prepared: decodes single records.
-        where: name of the handler in errors.
     """
 
     async def call_returning_failures(records: list[Record]) -> FailuresByIndex:

@@ -120,10 +120,6 @@ WorkT = TypeVar("WorkT", bound=Work)
 class Workers(Generic[WorkT]):
     """Running tasks of one executor; each task starts in a copy of the context in which this object was created.
 
-    Args:
-        max_tasks: maximum number of tasks.
-        on_end: called with the work of each task that has ended.
-
     Attributes:
         max_tasks: maximum number of tasks, which the executor enforces.
         is_ending: True once the executor ends; it starts no more work then.
@@ -201,11 +197,6 @@ class Executor(ABC, Generic[WorkT]):
     """Executor for the records or batches of one handler.
 
     Work is a record or batch that has started and is not finished.
-
-    Args:
-        queue: holds the waiting records, and decides which work starts next.
-        recover: retries or gives up failed work.
-        options: order and limits.
 
     Attributes:
         is_paused: True from ``pause_handler`` to ``resume_handler``.

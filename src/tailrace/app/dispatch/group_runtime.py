@@ -162,14 +162,6 @@ Connect: TypeAlias = Callable[[Routes], Source]
 class GroupRuntime:
     """Reads the records of one group, and passes each record to its handler.
 
-    Args:
-        group_id: id of the group.
-        handlers: handlers of the group.
-        opened: values of app-scoped dependencies.
-        publisher: publisher of results and dead letters.
-        observer: receives events.
-        connect: returns the source of the group's records.
-
     Attributes:
         source: source of records.
         unmatched: number of records skipped because no handler matches them.
@@ -195,7 +187,7 @@ class GroupRuntime:
             self._routes.retries,
             deliver=self._dispatch,
             room_of=self._room_in_executors,
-            on_empty=self._resume_reading,
+            on_empty=self.source.progressed,
             wall_clock=self.source.wall_clock,
         )
         self._runtimes: list[HandlerRuntime] = []
@@ -400,7 +392,7 @@ class GroupRuntime:
         while True:
             _, lease = await self.source.next_slice(self.room_of)
             count += lease.count
-            if lease.partition.topic in self._retry_topic_records:
+            if lease.partition.topic in self._routes.retries:
                 self._retry_topic_records.hold(lease)
             else:
                 self._dispatch(lease)
@@ -411,10 +403,15 @@ class GroupRuntime:
 
     def room_of(self, partition: TopicPartition) -> int:
         """Return how many records of a partition may be read now."""
-        return 0 if self._is_ending else self._retry_topic_records.limit(partition, self._room_in_executors(partition))
+        if self._is_ending:
+            return 0
+        room = self._room_in_executors(partition)
+        return self._retry_topic_records.limit(partition, room) if partition.topic in self._routes.retries else room
 
     def _room_in_executors(self, partition: TopicPartition) -> int:
-        return min(one.executor.room_of(partition) for one in self._runtimes_of(partition.topic))
+        first, *others = self._runtimes_of(partition.topic)
+        room = first.executor.room_of(partition)
+        return min([room, *(one.executor.room_of(partition) for one in others)]) if others else room
 
     def _dispatch(self, lease: Lease) -> None:
         runtimes = self._runtimes_of(lease.partition.topic)
@@ -454,10 +451,8 @@ class GroupRuntime:
     def _on_progress(self) -> None:
         self._progress.set()
         self.source.progressed()
-        self._retry_topic_records.room_changed()
-
-    def _resume_reading(self) -> None:
-        self.source.progressed()
+        if self._routes.retries:
+            self._retry_topic_records.room_changed()
 
     def _emit_read_paused(self, handler: Handler, record: Record, waiting: int) -> None:
         now, partition = asyncio.get_running_loop().time(), record.topic_partition

@@ -134,6 +134,8 @@ class Lanes:
         """Busy lanes of the partition of the current slice."""
         self._last_slice: _LaneSlice | None = None
         """Slice of the record taken last, even if the slice was dropped since."""
+        self._is_last_open = False
+        """True if the record taken last may be neither finished nor suspended."""
         self._waiting_in_slices = 0
         """Number of records in all slices but the current one."""
 
@@ -147,7 +149,8 @@ class Lanes:
         queue.slices.append(_LaneSlice(queue, lease))
         self._waiting_in_slices += lease.count
         is_waiting = self._slices_wait and queue.busy
-        if len(queue.slices) == 1 and not is_waiting and not self._is_current(queue):
+        is_current = self._slice is not None and self._slice.queue is queue
+        if len(queue.slices) == 1 and not is_waiting and not is_current:
             self._next_queues.append(queue)
 
     def room_of(self, partition: TopicPartition) -> int:
@@ -180,7 +183,10 @@ class Lanes:
     @property
     def free(self) -> Iterator[Record]:
         """Records of the current slice that may run without a call of ``take``, until the handler of one suspends."""
-        return _NO_RECORDS if self._busy or self._ready else self._left
+        if self._busy or self._ready:
+            return _NO_RECORDS
+        self._is_last_open = True
+        return self._left
 
     def work_of(self, record: Record) -> QueuedRecord:
         """Return the queued record for ``record``, the last record taken from ``free``."""
@@ -193,7 +199,8 @@ class Lanes:
         The record that was taken before must be finished or suspended.
         """
         if self._ready:
-            self.finish_last()
+            if self._is_last_open:
+                self.finish_last()
             ready = self._ready.popleft()
             self.parked -= 1
             ready.queue.parked -= 1
@@ -204,6 +211,7 @@ class Lanes:
                 assert current is not None
                 work = QueuedRecord(record, current.lease, current.queue)
                 if not busy or (record.key if is_by_key else None) not in busy:
+                    self._is_last_open = True
                     return work
                 self._park(work)
             if not self._open_slice():
@@ -213,12 +221,14 @@ class Lanes:
         """Finish the record taken last, unless it was suspended."""
         if self._last_slice is not None:
             self._last_slice.lease.finish()
+        self._is_last_open = False
 
     def suspended(self, work: QueuedRecord) -> None:
         """Mark the lane of a record as busy until ``finished``, because the handler of the record has suspended."""
         if work.is_started:
             return
-        self._start(work)
+        work.is_started, self._is_last_open = True, False
+        work.lease.start(work.record)
         if self.order_by == "none":
             return
         lane = self._lane_of(work)
@@ -358,7 +368,9 @@ class Lanes:
         self._close_slice()
 
     def _park(self, work: QueuedRecord) -> None:
-        self._start(work)
+        # The next record that is taken, or the end of the slice, ends the tracking of this record by its lease.
+        work.is_started = True
+        work.lease.progress.start(work.record.offset)
         first = work.queue.busy[self._lane_of(work)]
         if first.parked is None:
             first.parked = deque()
@@ -368,7 +380,3 @@ class Lanes:
         if len(first.parked) == self.lane_limit:
             work.queue.full_lanes += 1
             self._on_full(work, self.lane_limit)
-
-    def _start(self, work: QueuedRecord) -> None:
-        work.is_started = True
-        work.lease.start(work.record)

@@ -81,14 +81,7 @@ class Worker(Work):
 
 
 class RecordExecutor(Executor[Worker]):
-    """Executor for the records of one handler.
-
-    Args:
-        call: calls the handler; raises if the record fails.
-        recover: retries or gives up a failed record.
-        options: order and limits.
-        is_shared: True if other handlers receive records of the same partitions.
-    """
+    """Executor for the records of one handler."""
 
     def __init__(
         self, call: HandlerCall, recover: Recover, options: ExecutorOptions, *, is_shared: bool = False
@@ -121,11 +114,9 @@ class RecordExecutor(Executor[Worker]):
         """Do nothing, because the worker finishes its only record after the recovery."""
 
     def _start_due(self) -> None:
-        if self._running is None and self._lanes.waiting and self._may_start:
-            self._wake_one()
-
-    def _wake_one(self) -> None:
         """Wake or start one worker; when its handler suspends, ``_on_loop_iteration`` wakes the next worker."""
+        if self._running is not None or not self._lanes.waiting or not self._may_start:
+            return
         if self._idle:
             wakeup = self._idle.pop().wakeup
             if wakeup is not None and not wakeup.done():
@@ -178,7 +169,7 @@ class RecordExecutor(Executor[Worker]):
                 failure = None
             if not self._finish_started(worker) and not worker.has_changed_context:
                 await self._run_free(worker, began_at)
-            self._measure(worker)
+            self.meter.note_run(*worker.unmeasured.end(self._loop.time()))
             worker.record = None
             if worker.has_changed_context:
                 break
@@ -222,13 +213,10 @@ class RecordExecutor(Executor[Worker]):
         return handler_run(worker, free, count, self._handle, call and call.function, call and call.decode)
 
     async def _recover_record(self, worker: Worker, failure: Exception) -> None:
-        self._measure(worker, failed=1)
+        self.meter.note_run(*worker.unmeasured.end(self._loop.time()), failed=1)
         await self._recover(self, worker, {0: failure})
         if worker.queued is not None:
             self._lanes.recovered(worker.queued)
-
-    def _measure(self, worker: Worker, failed: int = 0) -> None:
-        self.meter.note_run(*worker.unmeasured.end(self._loop.time()), failed=failed)
 
     def _take(self, worker: Worker) -> Record | None:
         """Make ``worker`` the running worker; return its next record, or None if no record may run now."""
@@ -258,7 +246,7 @@ class RecordExecutor(Executor[Worker]):
         self._is_iteration_awaited = False
         self._mark_suspended()
         if self._lanes.waiting and self._may_start:
-            self._wake_one()
+            self._start_due()
         else:
             # Report progress now, because the suspended record may take long to finish.
             self._on_progress()

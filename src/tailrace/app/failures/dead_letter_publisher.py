@@ -42,13 +42,7 @@ class OutgoingFailure:
 
 
 class DeadLetterPublisher:
-    """Sends failed records of one group to their retry topics or dead-letter topics.
-
-    Args:
-        routes: routes of the group.
-        publisher: sends the records.
-        wall_clock: returns the time in seconds since the epoch.
-    """
+    """Sends failed records of one group to their retry topics or dead-letter topics."""
 
     def __init__(self, routes: Routes, publisher: Publisher, wall_clock: Callable[[], float]) -> None:
         self._routes, self._group_id = routes, routes.group_id

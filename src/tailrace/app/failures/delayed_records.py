@@ -25,8 +25,7 @@ _MAX_WAITING = 32
 class RetryTopicRecords:
     """Delivers records of retry topics when they are due.
 
-    A lease contains records of one partition that were read together. ``bool(self)`` is True while records wait, and
-    ``topic in self`` is True for the retry topics of the group.
+    ``bool(self)`` is True while records wait.
 
     Args:
         topics: retry topics of the group by name.
@@ -50,9 +49,6 @@ class RetryTopicRecords:
         self._delayed = DelayedRecords()
         self._wakeup = AutoResetEvent()
 
-    def __contains__(self, topic: object) -> bool:
-        return topic in self._topics
-
     def __bool__(self) -> bool:
         return bool(self._delayed)
 
@@ -62,13 +58,7 @@ class RetryTopicRecords:
         return None if found is None else found.delay_ms
 
     def limit(self, partition: TopicPartition, room: int) -> int:
-        """Return how many records of a partition may be read now, at most ``room``.
-
-        For a partition of a retry topic, return 0 while records of the partition wait. For other partitions, return
-        ``room``.
-        """
-        if partition.topic not in self._topics:
-            return room
+        """Return how many records of a partition may be read now, at most ``room``; 0 while records of it wait."""
         return 0 if partition in self._delayed else min(room, _MAX_WAITING)
 
     def hold(self, lease: Lease) -> None:

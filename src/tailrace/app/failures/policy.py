@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher, OutgoingFailure
 from tailrace.app.failures.reject import Reject
 from tailrace.app.handlers import ResolvedHandler
-from tailrace.app.policies import FailureAction, FailureCount, FailureCounts, RetryDecision, after_failure, consists_of
+from tailrace.app.policies import FailureAction, FailureCount, FailureCounts, FailureRules, RetryDecision, consists_of
 from tailrace.app.publish.results import gather_in_order
 from tailrace.app.sources import Transactions
 from tailrace.app.stack_frames import where_raised, with_short_tracebacks
@@ -137,14 +137,6 @@ class FailurePolicy:
     With transactions, a record that must wait longer than the open transaction may last is set aside: it is removed
     from the transaction and delivered again later.
 
-    Args:
-        handler: handler whose records fail.
-        dead_letter_publisher: sends records to retry and dead-letter topics.
-        observer: receives the events.
-        transactions: transactions in which records are handled; None for at-least-once delivery, in which records wait
-            in their lanes.
-        delay_of: returns the delay of a retry topic in milliseconds; None for other topics.
-
     Attributes:
         waiting: number of records that failed for good and that are retried, or sent to a topic again, at intervals.
         retries: number of records for which the handler was called again, counted once for each call.
@@ -162,6 +154,8 @@ class FailurePolicy:
         self._handler, self._dead_letter_publisher, self._observer = handler, dead_letter_publisher, observer
         self._delay_of, self._transactions = delay_of, transactions
         self._work_s = 0.0 if handler.timeout_ms is None else handler.timeout_ms / 1000
+        has_dead_letter = handler.dead_letter is not None
+        self._rules = FailureRules(handler.retry, handler.on_failure, has_dead_letter, _NOT_RETRYABLE, _OUTAGES)
         self.waiting = self.retries = 0
 
     async def recover(
@@ -203,21 +197,16 @@ class FailurePolicy:
         self, records: Sequence[Record], failure_counts: FailureCounts, failed: FailuresByIndex
     ) -> list[_FailedRecord]:
         """Count the failures, and return the failed records with the decisions about them."""
-        handler, chance, found = self._handler, random.random(), []  # noqa: S311 - jitter
+        chance, found = random.random(), []  # noqa: S311 - jitter
         for index in sorted(failed):
             record, error = records[index], failed[index]
             caused_by_outage = is_outage(error)
             count = failure_counts.count_failure(record.topic_partition, record.offset, is_outage=caused_by_outage)
-            decision = after_failure(
-                handler.retry,
+            decision = self._rules.decide(
                 count.outages if caused_by_outage else count.failures,
                 error,
-                dead_letter=handler.dead_letter is not None,
-                on_failure=handler.on_failure,
-                chance=chance,
-                attempt_topic_index=retry_topic_index(self._delay_of(record.topic), handler.retry.topic_delays_ms),
-                never=_NOT_RETRYABLE,
-                outages=_OUTAGES,
+                chance,
+                retry_topic_index(self._delay_of(record.topic), self._rules.retry.topic_delays_ms),
             )
             found.append(_FailedRecord(record, error, count, decision))
         return found
