@@ -144,8 +144,8 @@ async def test_a_stopping_app_starts_no_records_of_new_partitions(new_app, new_t
             await until(lambda: app.health().status == "stopping")
         await until(lambda: theirs in consumer.assignment())
         witness.produce(topic, [b"0"], partition=theirs.partition)
-        buffer = consumer._started.reader._buffer
-        await until(lambda: buffer.holds(theirs) or len(begun) > 1)
+        their_partition = consumer._started.positions.get(theirs)
+        await until(lambda: their_partition.batches or len(begun) > 1)
         let_go.set()
         await stopping
 
