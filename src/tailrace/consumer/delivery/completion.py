@@ -18,79 +18,13 @@ from tailrace.batches.columns import ArrowBatch, offsets_of
 from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.polled_records import PolledRecords
 from tailrace.consumer.partition import AssignedPartitions, Partition
+from tailrace.core.progress import Lease
 from tailrace.records import Record, TopicPartition
 
 if TYPE_CHECKING:
     from tailrace.batches.columns import ColumnBuilder
 
-__all__ = ["DeliveryProgress", "FinishedCounter", "PolledSink", "RecordSink", "RecordSlice"]
-
-# ---- number of finished records, for commits after every N records (``auto_commit_every_records``) -------------------
-
-
-class FinishedCounter:
-    """Counts the finished records of one reader.
-
-    Args:
-        positions: the assigned partitions.
-        polled: records delivered to a polling user.
-        has_manual_ack: True if each record is finished by its own acknowledgement (``ack="manual"``).
-
-    Attributes:
-        on_due: called by ``check_due`` when the number given to ``set_due_at`` is reached.
-    """
-
-    def __init__(self, positions: AssignedPartitions, polled: PolledRecords, *, has_manual_ack: bool) -> None:
-        self.on_due: Callable[[], None] = lambda: None
-        self._positions, self._polled, self._has_manual_ack = positions, polled, has_manual_ack
-        self._due_at: int | None = None
-        """Total number of finished records at which a commit is due; None if commits do not depend on it."""
-        self._acknowledged = 0
-        self._delivered_to_sink: int | None = None
-        """Number of records delivered to a sink; None before the first delivery, and if the user polls."""
-
-    def set_due_at(self, count: int | None) -> None:
-        """Let ``on_due`` be called once ``count`` records are finished in total; None for never."""
-        self._due_at = count
-
-    def slice_limit(self, size: int) -> int:
-        """Return the maximum number of records in the next slice, at least 1.
-
-        It is ``size``, or fewer if a commit is due before ``size`` more records are finished.
-        """
-        delivered = self._polled.count_taken + (self._delivered_to_sink or 0)
-        return size if self._due_at is None else max(1, min(size, self._due_at - delivered))
-
-    def count_delivered(self, count: int) -> None:
-        """Count records that were delivered to a sink."""
-        self._delivered_to_sink = (self._delivered_to_sink or 0) + count
-
-    def count_acknowledged(self) -> None:
-        """Count a record that the user has acknowledged."""
-        self._acknowledged += 1
-
-    def check_due(self) -> None:
-        """Call ``on_due`` if the number given to ``set_due_at`` is reached."""
-        if self._due_at is None or self._polled.count_added + (self._delivered_to_sink or 0) < self._due_at:
-            return
-        if self._due_at <= self.finished:
-            self.on_due()
-
-    @property
-    def finished(self) -> int:
-        """Total number of finished records.
-
-        With a sink, this is a lower bound, which leaves out all records after the lowest unfinished record of each
-        partition.
-        """
-        if self._delivered_to_sink is not None:
-            return self._delivered_to_sink - sum((one.delivered or 0) - (one.finished or 0) for one in self._positions)
-        if self._has_manual_ack:
-            return self._acknowledged
-        return self._polled.count_taken - self._polled.count_in_flight
-
-
-# ---- records that a reader has delivered, and how they are finished --------------------------------------------------
+__all__ = ["DeliveryProgress", "PolledSink", "RecordSink", "RecordSlice"]
 
 
 @dataclass(slots=True)
@@ -138,7 +72,9 @@ class DeliveryProgress:
         has_manual_ack: True if each record is finished by its own acknowledgement (``ack="manual"``).
         polled: records of a polling user.
         sink: receiver of slices in place of a polling user; None without a sink.
-        finished_counter: counts the finished records.
+        due_at: total number of finished records at which ``on_due`` is called (``auto_commit_every_records``); None for
+            never.
+        on_due: called when ``due_at`` is reached.
         next_poll: event that is set at each poll.
         progress_made: event that is set when records in flight may have been finished or dropped.
     """
@@ -146,7 +82,12 @@ class DeliveryProgress:
     def __init__(self, positions: AssignedPartitions, *, has_manual_ack: bool) -> None:
         self.polled = PolledRecords()
         self.sink: RecordSink | None = None
-        self.finished_counter = FinishedCounter(positions, self.polled, has_manual_ack=has_manual_ack)
+        self.due_at: int | None = None
+        self.on_due: Callable[[], None] = lambda: None
+        self._acknowledged = 0
+        """Number of records that the user has acknowledged (``ack="manual"``)."""
+        self._delivered_to_sink: int | None = None
+        """Number of records delivered to a sink; None before the first delivery, and if the user polls."""
         self.next_poll = AutoResetEvent()
         self.progress_made = AutoResetEvent()
         self._positions = positions
@@ -211,6 +152,20 @@ class DeliveryProgress:
         """Deliver slices to ``sink`` from now on; ``polled_sink`` is the same object if the user polls it."""
         self.sink, self._polled_sink = sink, polled_sink
 
+    def deliver_to_sink(self, record_slice: RecordSlice) -> Lease:
+        """Deliver the records of a slice to the sink, and return their lease."""
+        self._delivered_to_sink = (self._delivered_to_sink or 0) + len(record_slice.records)
+        return record_slice.position.deliver(record_slice.records, record_slice.end, record_slice.leader_epoch)
+
+    def slice_limit(self, size: int) -> int:
+        """Return the maximum number of records in the next slice, at least 1.
+
+        It is ``size``, or fewer if a commit is due before ``size`` more records are finished.
+        """
+        if self.due_at is None:
+            return size
+        return max(1, min(size, self.due_at - self.polled.count_taken - (self._delivered_to_sink or 0)))
+
     # ---- finishing ---------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
@@ -218,7 +173,7 @@ class DeliveryProgress:
         self.polled.finish()
         self._columns = None
         if self.sink is None:
-            self.finished_counter.check_due()
+            self._check_due()
         self.progress_made.set()
         self.note_poll()
 
@@ -233,7 +188,7 @@ class DeliveryProgress:
 
     def note_finished(self) -> None:
         """Note that a sink has finished records: check if a commit is due, and wake ``drain``."""
-        self.finished_counter.check_due()
+        self._check_due()
         self.progress_made.set()
 
     def acknowledge(self, record: Record) -> bool:
@@ -276,9 +231,9 @@ class DeliveryProgress:
                 if columns is not None and not isinstance(columns, Record) and columns.batch is batch:
                     del position.unacknowledged[offset]
                     position.progress.finish(offset)
-                    self.finished_counter.count_acknowledged()
+                    self._acknowledged += 1
                     count += 1
-        self.finished_counter.check_due()
+        self._check_due()
         return count > 0
 
     def _acknowledge_alone(self, record: Record) -> bool:
@@ -288,8 +243,8 @@ class DeliveryProgress:
         assert position.progress is not None
         del position.unacknowledged[record.offset]
         position.progress.finish(record.offset)
-        self.finished_counter.count_acknowledged()
-        self.finished_counter.check_due()
+        self._acknowledged += 1
+        self._check_due()
         return True
 
     # ---- releasing ---------------------------------------------------------------------------------------------
@@ -333,6 +288,23 @@ class DeliveryProgress:
             await self.progress_made.wait(until)
 
     # ---- state -------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> int:
+        """Total number of finished records.
+
+        With a sink, this is a lower bound, which leaves out all records after the lowest unfinished record of each
+        partition.
+        """
+        if self._delivered_to_sink is not None:
+            return self._delivered_to_sink - sum((one.delivered or 0) - (one.finished or 0) for one in self._positions)
+        return self._acknowledged if self.has_manual_ack else self.polled.count_taken - self.polled.count_in_flight
+
+    def _check_due(self) -> None:
+        if self.due_at is None or self.polled.count_added + (self._delivered_to_sink or 0) < self.due_at:
+            return
+        if self.due_at <= self.finished:
+            self.on_due()
 
     @property
     def partition(self) -> TopicPartition | None:

@@ -168,7 +168,6 @@ class Reader:
     Attributes:
         delivery: delivered records, and which of them are finished; the consumer takes records from
             ``delivery.polled``.
-        finished_counter: counts the finished records.
         next_poll: event that is set at each poll.
         maps: offset maps of the partitions.
         wakeup: event that is set when there may be records to deliver, or an error to raise.
@@ -181,7 +180,7 @@ class Reader:
         self._parts, self._positions, self._space = parts, parts.positions, parts.positions.space
         self.maps = OffsetMapWatch(parts)
         self.delivery = DeliveryProgress(parts.positions, has_manual_ack=parts.config.ack == "manual")
-        self.finished_counter, self.next_poll = self.delivery.finished_counter, self.delivery.next_poll
+        self.next_poll = self.delivery.next_poll
         self.wakeup = AutoResetEvent()
         self.waiting_for_room: set[AutoResetEvent] = set()
         self._detects_gaps = not parts.config.allow_offset_gaps
@@ -367,7 +366,7 @@ class Reader:
         self.raise_failure()
         if (unreadable := self.unreadable_batches) is not None and unreadable.is_waiting:
             unreadable.update()
-        most, limit = self._parts.config.max_queued_records, self.finished_counter.slice_limit
+        most, limit = self._parts.config.max_queued_records, self.delivery.slice_limit
 
         def limited_room_of(partition: TopicPartition) -> int:
             room = min(room_of(partition), most)
@@ -386,8 +385,7 @@ class Reader:
             self.on_change()
         if found is None:
             return None
-        self.finished_counter.count_delivered(len(found.records))
-        return found.position, found.position.deliver(found.records, found.end, found.leader_epoch)
+        return found.position, self.delivery.deliver_to_sink(found)
 
     def progressed(self) -> None:
         """Note that the sink has finished records, or has room for more records."""
@@ -418,7 +416,7 @@ class Reader:
     def _next_size(self) -> int:
         took_s = self._loop.time() - self._slice_began_at
         self._slice_size = next_slice(self._slice_size, took_s, self._parts.config.max_queued_records)
-        return self.finished_counter.slice_limit(self._slice_size)
+        return self.delivery.slice_limit(self._slice_size)
 
     def _find_slice(self, count: int, partitions: PartitionFilter, columns: ColumnBuilder | None = None) -> bool:
         """Take the next slice from the buffer and make it the current one; return False if there is none.

@@ -48,11 +48,13 @@ class PartitionStream:
     def __init__(self, streams: Streams, position: Partition, size: int) -> None:
         self._partition = position.topic_partition
         self._streams, self._position, self._size = streams, position, size
+        self._parts, self._reader = streams.parts, streams.reader
         self._lease: Lease | None = None
         """Lease of the current slice."""
         self._count_taken_before = 0
         """Number of records taken from earlier leases."""
-        self._is_waiting = False
+        self.is_waiting = False
+        """True while the next record is awaited."""
 
     @property
     def partition(self) -> TopicPartition:
@@ -68,36 +70,40 @@ class PartitionStream:
     async def __anext__(self) -> AnyRecord:
         if (record := self._take()) is not None:
             return record
-        if self._is_waiting:
+        if self.is_waiting:
             raise ConsumerStateError(
                 f"two tasks read the stream of {self.partition} at once - let only one task read it"
             )
-        self._is_waiting = True
+        self.is_waiting = True
         try:
-            return await poll_or_stop(self._next_record, self._streams.parts.config, self._streams.is_over)
+            return await poll_or_stop(self._next_record, self._parts.config, self._reader.is_over)
         finally:
-            self._is_waiting = False
+            self.is_waiting = False
 
     def ack(self, record: AnyRecord) -> bool:
         """Finish ``record``; return False if it is not in flight."""
         if self._lease is None or not self._lease.finish(record):
             return False
-        self._streams.note_finished()
+        self._reader.delivery.note_finished()
         return True
 
     async def _next_record(self) -> AnyRecord:
         if self._lease is not None:
             self._lease.finish()
-        self._streams.note_poll()
+        self._reader.delivery.note_poll()
+        self._reader.delivery.note_finished()
         # Let other streams run before this one takes a new slice.
         await asyncio.sleep(0)
         while True:
-            if not self._streams.is_assigned(self._position):
-                self._streams.raise_failure()
+            if self._reader.is_over():
+                raise StopAsyncIteration
+            if self._parts.positions.get(self.partition) is not self._position:
+                self._reader.raise_failure()
                 raise StopAsyncIteration
             if not self._count_left:
                 self._count_taken_before = self.count_taken
-                self._lease = self._streams.take_slice(self.partition, self._size)
+                found = self._reader.take_slice(lambda one: self._size if one == self.partition else 0)
+                self._lease = None if found is None else found[1]
             if (record := self._take()) is not None:
                 return record
             await self._streams.wait_for_wakeup()
@@ -118,11 +124,6 @@ class PartitionStream:
     def count_taken(self) -> int:
         """Number of records polled so far."""
         return self._count_taken_before + (0 if self._lease is None else len(self._lease.records) - self._lease.count)
-
-    @property
-    def is_waiting(self) -> bool:
-        """True while the next record is awaited."""
-        return self._is_waiting
 
     @property
     def awaits_poll(self) -> bool:
@@ -146,11 +147,10 @@ class Streams:
     """``async for partition, stream in consumer.streams()``: one stream for each partition that is assigned.
 
     The object is also the reader's ``RecordSink`` and ``PolledSink``.
-
     """
 
     def __init__(self, parts: ConsumerParts, reader: Reader) -> None:
-        self.parts, self._positions, self._reader = parts, parts.positions, reader
+        self.parts, self._positions, self.reader = parts, parts.positions, reader
         self._streams: dict[TopicPartition, PartitionStream] = {}
         self._opened_assignments: set[int] = set()
         """Assignment numbers (``Partition.assignment``) that have a stream."""
@@ -164,7 +164,7 @@ class Streams:
 
     async def __anext__(self) -> tuple[TopicPartition, PartitionStream]:
         while True:
-            if self._reader.is_over():
+            if self.reader.is_over():
                 raise StopAsyncIteration
             for position in self._positions:
                 if position.assignment not in self._opened_assignments:
@@ -181,33 +181,6 @@ class Streams:
 
     # ---- for the streams ---------------------------------------------------------------------------------------
 
-    def is_over(self) -> bool:
-        """Return True if the consumer was stopped; raise the error if an error has ended it."""
-        return self._reader.is_over()
-
-    def take_slice(self, partition: TopicPartition, size: int) -> Lease | None:
-        """Take up to ``size`` records of a partition and return their lease; None if there are none."""
-        found = self._reader.take_slice(lambda one: size if one == partition else 0)
-        return None if found is None else found[1]
-
-    def is_assigned(self, position: Partition) -> bool:
-        """Return True if the partition is still assigned."""
-        return self._positions.get(position.topic_partition) is position and not self._reader.is_over()
-
-    def note_finished(self) -> None:
-        """Wake a revocation that waits for records in flight, and check if a commit is due."""
-        self._reader.delivery.note_finished()
-
-    def note_poll(self) -> None:
-        """Note that a stream was polled, which has finished the stream's previous record."""
-        self._reader.delivery.note_poll()
-        self.note_finished()
-
-    def raise_failure(self) -> None:
-        """Raise the next reported error, if there is one and the consumer was not stopped."""
-        if not self._reader.is_over():
-            self._reader.raise_failure()
-
     async def wait_for_wakeup(self) -> None:
         """Wait until records may have arrived; one task waits on the reader and wakes all others."""
         if self._is_waiting_on_reader:
@@ -215,7 +188,7 @@ class Streams:
             return
         self._is_waiting_on_reader = True
         try:
-            await self._reader.wait_for_wakeup()
+            await self.reader.wait_for_wakeup()
         finally:
             self._is_waiting_on_reader = False
             self._shared_wakeup.set()

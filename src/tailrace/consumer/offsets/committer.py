@@ -112,14 +112,14 @@ class Committer:
 
     async def run_commits(self) -> None:
         """Commit finished records whenever an automatic commit is due, until canceled."""
-        loop, finished_counter = asyncio.get_running_loop(), self._reader.finished_counter
-        finished_counter.on_due = self._wakeup.set
-        self._restart_clock(loop.time(), finished_counter.finished)
+        loop, delivery = asyncio.get_running_loop(), self._reader.delivery
+        delivery.on_due = self._wakeup.set
+        self._restart_clock(loop.time(), delivery.finished)
         while True:
             await self._wakeup.wait(self._clock.next_at)
-            if not self._clock.is_due(loop.time(), finished_counter.finished):
+            if not self._clock.is_due(loop.time(), delivery.finished):
                 continue
-            self._restart_clock(loop.time(), finished_counter.finished)
+            self._restart_clock(loop.time(), delivery.finished)
             # The records of a failed commit are in the next commit, or are delivered to the partition's next owner.
             await self.commit_automatically(timeout_s=self._config.request_timeout_ms / 1000, will_retry=True)
 
@@ -189,7 +189,7 @@ class Committer:
     def _restart_clock(self, now: float, finished: int) -> None:
         """Restart the interval and the record count of the next automatic commit."""
         self._clock.restart(now, finished)
-        self._reader.finished_counter.set_due_at(self._clock.next_count)
+        self._reader.delivery.due_at = self._clock.next_count
 
     # ---- one commit, with its retries --------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class Committer:
                     f"an earlier commit did not complete within {timeout_s:.1f} s - commit again"
                 ) from None
             try:
-                finished = self._reader.finished_counter.finished
+                finished = self._reader.delivery.finished
                 if snapshot := take_snapshot():
                     await self._send_until_done(_Commit(snapshot, dict(snapshot.offsets)), deadline)
                 self._restart_clock(loop.time(), finished)
