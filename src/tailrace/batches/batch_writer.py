@@ -57,7 +57,6 @@ class BatchWriter:
 
     @property
     def size(self) -> int:
-        """Size in bytes before compression."""
         return self._builder.size()
 
     def append(

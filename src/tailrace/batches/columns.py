@@ -154,7 +154,6 @@ class ColumnBuilder:
         return rows
 
     def add_records(self, records: Sequence[Record]) -> None:
-        """Add records that are already decoded."""
         part = self._parts[-1] if self._parts else None
         if not isinstance(part, _RecordColumns):
             part = _RecordColumns()

@@ -65,7 +65,6 @@ class LegacyBatch:
         self.next_offset = self._outer.offset + 1
 
     def checksum_holds(self) -> bool:
-        """Return True if the checksum matches."""
         return zlib.crc32(self._view[_CHECKED_FROM:]) == self._outer.checksum
 
     @property
@@ -94,7 +93,6 @@ class LegacyBatch:
         return len(output)
 
     def __iter__(self) -> Iterator[_LegacyRecord]:
-        """Yield the records."""
         outer = self._outer
         if not self.codec:
             yield _record(outer, outer.offset, outer.timestamp)

@@ -58,7 +58,6 @@ HARDWARE = _extend is not None
 
 
 def crc32c(content: memoryview) -> int:
-    """Return the checksum of ``content``."""
     if _extend is None:
         # aiokafka is imported only if it is needed, because the import takes 0.1 s.
         from aiokafka.record.util import calc_crc32c  # noqa: PLC0415
@@ -343,7 +342,6 @@ class RecordDecoder:
 
 
 def _raw_records(plain: memoryview | bytes | bytearray | None) -> Iterator[object]:
-    """Return the records of a batch of format 2, decoded by aiokafka."""
     # aiokafka is imported only if the compiled decoder is not used, because the import takes 0.1 s.
     from aiokafka.record.default_records import DefaultRecordBatch  # noqa: PLC0415
 

@@ -56,11 +56,9 @@ class BufferSpace:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that can still be reserved."""
         return max(0, self.max_bytes - self.held_bytes - self.reserved_bytes)
 
     def share_of(self, partitions: int) -> int:
-        """Return the share of each partition in bytes if there are ``partitions`` partitions."""
         return self.max_bytes // max(partitions, 1)
 
     def in_turn(self) -> Iterator[Partition]:
@@ -120,13 +118,11 @@ class OffsetMapSize:
         return False
 
     def measure(self, progress: Progress, limit: int, writer: str, now: float) -> None:
-        """Encode the map to measure its size."""
         self.note_encoded(encode_metadata(progress.offset_map(), "", limit, writer=writer))
         self._measured_at, self._again_at = progress.delivered, now + _PAUSE_S
         self._seen = progress.finished, progress.started
 
     def note_encoded(self, envelope: EncodedMetadata) -> None:
-        """Set ``fill`` and ``is_high`` from an encoded map."""
         self.fill, self.is_high = envelope.fill, envelope.is_high
 
     def again_at(self, progress: Progress, now: float) -> float | None:
@@ -319,7 +315,6 @@ class Partition:
 
     @property
     def is_new_start(self) -> bool:
-        """True if the partition has a start offset and the group has no committed offset."""
         return self.progress is not None and self.committed is None
 
     @property
@@ -457,7 +452,6 @@ class Partition:
             del self.space.waiting[self]
 
     def drop_batches(self) -> None:
-        """Drop all buffered batches."""
         self.space.held_bytes -= self.buffered_bytes
         self.space.waiting.pop(self, None)
         self.buffered_bytes = 0
@@ -540,7 +534,6 @@ class Partition:
         self.has_stale_commit = False
 
     def back_off(self, until: float) -> None:
-        """Count a failed fetch, and fetch nothing before ``until``."""
         self.failures += 1
         self.retry_at = until
 
@@ -569,12 +562,10 @@ class AssignedPartitions:
         return len(self._all)
 
     def get(self, partition: TopicPartition) -> Partition | None:
-        """Return the state of a partition; None if the partition is not assigned."""
         return self._all.get(partition)
 
     @property
     def partitions(self) -> frozenset[TopicPartition]:
-        """The assigned partitions."""
         return frozenset(self._all)
 
     def add(self, partitions: Iterable[TopicPartition]) -> list[Partition]:
@@ -602,7 +593,6 @@ class AssignedPartitions:
             position.is_unsubscribed = is_subscribed is not None and not is_subscribed(position.topic_partition.topic)
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
-        """Remove partitions that were revoked or lost."""
         for partition in partitions:
             if (position := self._all.pop(partition, None)) is not None:
                 position.end_epoch()
@@ -610,17 +600,12 @@ class AssignedPartitions:
                 self.version += 1
 
     def of(self, partitions: Iterable[TopicPartition]) -> list[Partition]:
-        """Return the state of each of ``partitions`` that is assigned."""
         return [self._all[partition] for partition in partitions if partition in self._all]
 
     # ---- decompressed batches ----------------------------------------------------------------------------------
 
     def has_room_to_decompress(self, is_read: Callable[[Partition], bool]) -> bool:
-        """Return True if another batch may be decompressed; if necessary, pack batches of partitions that are not read.
-
-        Args:
-            is_read: returns True for a partition whose records may be taken now.
-        """
+        """Return True if another batch may be decompressed; if necessary, pack batches of partitions not being read."""
         space = self.space
         if space.decompressing >= _MOST_IN_FLIGHT:
             return False

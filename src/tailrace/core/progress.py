@@ -55,7 +55,6 @@ class StartedOffsets:
         return bool(self.in_flight or self.abandoned)
 
     def start(self, offset: int) -> None:
-        """Add an offset."""
         self.in_flight.add(offset)
         heappush(self._heap, offset)
         self._highest = max(self._highest, offset)
@@ -63,7 +62,6 @@ class StartedOffsets:
             self._tidy()
 
     def start_all(self, offsets: Sequence[int]) -> None:
-        """Add several offsets, lowest first."""
         self.in_flight.update(offsets)
         self._heap.extend(offsets)
         if offsets and offsets[0] <= self._highest:
@@ -73,7 +71,6 @@ class StartedOffsets:
             self._tidy()
 
     def finish(self, offset: int) -> bool:
-        """Note that an offset is finished; return False if it is not in flight."""
         try:
             self.in_flight.remove(offset)
         except KeyError:
@@ -375,7 +372,6 @@ class Progress:
         self._offsets.start(offset)
 
     def start_all(self, offsets: Sequence[int]) -> None:
-        """Mark several records as in flight, lowest first."""
         self._offsets.start_all(offsets)
 
     def unstart(self, offsets: Iterable[int]) -> None:
@@ -423,7 +419,6 @@ class Progress:
 
     @property
     def lowest(self) -> int:
-        """Lowest offset that is not finished."""
         lowest = self._offsets.lowest
         if lowest is None:
             lowest = self.delivered
@@ -444,7 +439,6 @@ class Progress:
 
     @property
     def finished_after_lowest(self) -> int:
-        """Number of finished offsets from ``lowest`` on."""
         found = self.offset_map()
         return 0 if found is None else found.finished_count
 

@@ -272,7 +272,6 @@ class BufferedBatch:
 
     @property
     def is_empty(self) -> bool:
-        """True if this entry contains only offsets to skip."""
         return self._batch is None and self._error is None and not self._returned
 
     @property

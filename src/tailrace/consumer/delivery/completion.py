@@ -58,11 +58,7 @@ class PolledSink(Protocol):
         """A value that changes whenever the user polls."""
 
     def awaits_poll(self, *, has_buffered: bool) -> bool:
-        """Return True if the user has a record in flight or could poll one, and is not waiting in a poll.
-
-        Args:
-            has_buffered: True if the reader has buffered records.
-        """
+        """Return True if the user has a record in flight or could poll one, and is not waiting in a poll."""
 
 
 class DeliveryProgress:
@@ -153,7 +149,6 @@ class DeliveryProgress:
         self.sink, self._polled_sink = sink, polled_sink
 
     def deliver_to_sink(self, record_slice: RecordSlice) -> Lease:
-        """Deliver the records of a slice to the sink, and return their lease."""
         self._delivered_to_sink = (self._delivered_to_sink or 0) + len(record_slice.records)
         return record_slice.position.deliver(record_slice.records, record_slice.end, record_slice.leader_epoch)
 
@@ -183,7 +178,6 @@ class DeliveryProgress:
         self.next_poll.set()
 
     def finish_partitions(self, partitions: Iterable[TopicPartition]) -> None:
-        """Finish the records in flight of ``partitions``."""
         self.polled.finish_of(frozenset(partitions))
 
     def note_finished(self) -> None:
@@ -256,7 +250,6 @@ class DeliveryProgress:
             self.sink.halt(position.topic_partition)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget the delivered records of ``partitions``, in flight or not taken."""
         gone = frozenset(partitions)
         self.polled.drop(gone)
         for position in self._positions.of(gone):
@@ -274,12 +267,7 @@ class DeliveryProgress:
         self.polled.close()
 
     async def drain(self, partitions: Iterable[TopicPartition], until: float) -> frozenset[TopicPartition]:
-        """Wait until no record of ``partitions`` is in flight, and return the partitions that still have some.
-
-        Args:
-            partitions: partitions to wait for.
-            until: time of the event loop at which the wait ends at the latest.
-        """
+        """Wait until no record of ``partitions`` is in flight, and return the partitions that still have some."""
         wanted = frozenset(partitions)
         while True:
             held = frozenset(p.topic_partition for p in self._positions.of(wanted) if p.has_in_flight)
@@ -308,12 +296,10 @@ class DeliveryProgress:
 
     @property
     def partition(self) -> TopicPartition | None:
-        """Partition of the current slice."""
         return None if self.polled.current is None else self.polled.current.partition
 
     @property
     def poll_marker(self) -> object:
-        """A value that changes whenever the user polls."""
         return (
             self._poll_count,
             self.polled.count_taken,
@@ -321,11 +307,7 @@ class DeliveryProgress:
         )
 
     def awaits_poll(self, *, has_buffered: bool) -> bool:
-        """Return True if the user has a record in flight or could poll one; False if the user does not poll.
-
-        Args:
-            has_buffered: True if the reader has buffered records.
-        """
+        """Return True if the user has a record in flight or could poll one; False if the user does not poll."""
         if self.sink is not None:
             return self._polled_sink is not None and self._polled_sink.awaits_poll(has_buffered=has_buffered)
         return has_buffered or self.polled.has_records

@@ -61,13 +61,7 @@ class OffsetMapWatch:
         self.ignored += bool(decoded.problem) or decoded.is_foreign
 
     def check_log(self, position: Partition, end_offset: int, current_epoch: int) -> None:
-        """Drop an earlier owner's offset map if it is of another log.
-
-        Args:
-            position: position of the partition, with the topic id of the log.
-            end_offset: end offset of the log.
-            current_epoch: epoch of the leader; -1 if unknown.
-        """
+        """Drop an earlier owner's offset map if it is of another log."""
         known = position.progress.known if position.progress is not None else None
         if known is None:
             return
@@ -114,7 +108,6 @@ class OffsetMapWatch:
     # ---- size of the current map -------------------------------------------------------------------------------
 
     def measure(self, position: Partition) -> None:
-        """Estimate the size of the partition's map."""
         if position.progress is not None:
             position.map_fill.measure(position.progress, self.max_bytes, self._writer, self._loop.time())
 

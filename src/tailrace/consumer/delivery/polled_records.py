@@ -42,12 +42,10 @@ class PolledRecords:
 
     @property
     def count_taken(self) -> int:
-        """Number of records taken so far."""
         return self.count_added - self.count_left
 
     @property
     def count_in_flight(self) -> int:
-        """Number of records in flight."""
         return sum(lease.count_in_flight for lease in self._leases())
 
     @property
@@ -97,11 +95,9 @@ class PolledRecords:
         return lease, rest
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget the records of ``partitions``, in flight or not taken."""
         self._drop(lambda lease: lease.partition in partitions)
 
     def drop_epoch(self, progress: Progress) -> None:
-        """Forget the records of one epoch of a partition."""
         self._drop(lambda lease: lease.progress is progress)
 
     def _drop(self, is_gone: Callable[[Lease], bool]) -> None:
@@ -128,7 +124,6 @@ class PolledRecords:
         return leases
 
     def finish_of(self, partitions: Collection[TopicPartition]) -> None:
-        """Finish the records in flight of ``partitions``."""
         for lease in self._leases():
             if lease.partition in partitions:
                 lease.finish()

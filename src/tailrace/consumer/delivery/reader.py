@@ -247,7 +247,6 @@ class Reader:
             await self.wait_for_wakeup()
 
     async def _wait_for_batch(self, count: int, wait_s: float) -> None:
-        """Wait for a record, then up to ``wait_s`` for ``count`` records."""
         await self.wait_for_records(1)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
@@ -352,11 +351,7 @@ class Reader:
         self.delivery.attach_sink(sink, polled_sink)
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease]:
-        """Wait for a slice, deliver it to the sink, and return the position of its partition and its lease.
-
-        Args:
-            room_of: returns the maximum number of records that the sink can receive of a partition.
-        """
+        """Wait for a slice, deliver it to the sink, and return the position of its partition and its lease."""
         while (found := self.take_slice(room_of)) is None:
             await self.wait_for_wakeup()
         return found
@@ -654,7 +649,6 @@ class Reader:
     # ---- acknowledgement ---------------------------------------------------------------------------------------
 
     def acknowledge(self, delivered: AnyRecord | ArrowBatch) -> bool:
-        """Finish a record or an Arrow batch as ``DeliveryProgress`` does; return False if it is not in flight."""
         if isinstance(delivered, Record):
             was_in_flight = self.delivery.acknowledge(delivered)
         else:
@@ -677,7 +671,6 @@ class Reader:
         self._put_back_if_not_readable()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Deliver no records of ``partitions`` until they are resumed."""
         for position in self._positions.of(partitions):
             position.is_paused = True
         self._put_back_if_not_readable()
@@ -691,7 +684,6 @@ class Reader:
         self.recheck()
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget the buffered records of ``partitions``, and their records in flight."""
         gone = set(partitions)
         self.delivery.drop(gone)
         for position in self._positions.of(gone):
@@ -730,7 +722,6 @@ class Reader:
 
     @property
     def poll_marker(self) -> object:
-        """A value that changes whenever the user polls."""
         return self.delivery.poll_marker
 
     @property
@@ -757,7 +748,6 @@ class Reader:
 
     @property
     def queued_records(self) -> int:
-        """Number of records that are decoded but not yet delivered."""
         return self.delivery.polled.count_left
 
     # ---- inside ------------------------------------------------------------------------------------------------

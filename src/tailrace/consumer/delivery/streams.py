@@ -37,13 +37,7 @@ class RecordStream(Protocol[KeyT_co, ValueT_co]):
 
 
 class PartitionStream:
-    """Records of one partition while it is assigned; see ``RecordStream``.
-
-    Args:
-        streams: streams of the consumer.
-        position: position of the partition.
-        size: maximum number of records in a slice.
-    """
+    """Records of one partition while it is assigned; see ``RecordStream``."""
 
     def __init__(self, streams: Streams, position: Partition, size: int) -> None:
         self._partition = position.topic_partition
@@ -58,7 +52,6 @@ class PartitionStream:
 
     @property
     def partition(self) -> TopicPartition:
-        """Partition of the stream."""
         return self._partition
 
     def __repr__(self) -> str:
@@ -81,7 +74,6 @@ class PartitionStream:
             self.is_waiting = False
 
     def ack(self, record: AnyRecord) -> bool:
-        """Finish ``record``; return False if it is not in flight."""
         if self._lease is None or not self._lease.finish(record):
             return False
         self._reader.delivery.note_finished()
@@ -122,7 +114,6 @@ class PartitionStream:
 
     @property
     def count_taken(self) -> int:
-        """Number of records polled so far."""
         return self._count_taken_before + (0 if self._lease is None else len(self._lease.records) - self._lease.count)
 
     @property
@@ -202,25 +193,18 @@ class Streams:
         return sum(stream.count_taken for stream in self._streams.values())
 
     def awaits_poll(self, *, has_buffered: bool) -> bool:
-        """Return True if a record is in flight or can be polled, and no stream waits in a poll.
-
-        Args:
-            has_buffered: True if the reader has buffered records.
-        """
+        """Return True if a record is in flight or can be polled, and no stream waits in a poll."""
         streams = self._streams.values()
         return not any(one.is_waiting for one in streams) and (has_buffered or any(one.awaits_poll for one in streams))
 
     def halt(self, partition: TopicPartition) -> None:
-        """Deliver no more records of a partition."""
         if (stream := self._streams.get(partition)) is not None:
             stream.halt()
 
     def drop(self, partition: TopicPartition) -> None:
-        """Forget a partition."""
         if (stream := self._streams.get(partition)) is not None:
             stream.drop()
 
     def acknowledge(self, record: AnyRecord) -> bool:
-        """Finish ``record``; return False if it is not in flight."""
         stream = self._streams.get(record.topic_partition)
         return stream is not None and stream.ack(record)

@@ -164,7 +164,6 @@ class SessionPart:
 
 
 def without_session(wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
-    """Return the session fields of a request that uses no session."""
     return SessionPart(0, _NO_SESSION_EPOCH, tuple(wanted.values()), ())
 
 
@@ -181,7 +180,6 @@ class FetchSession:
 
     @property
     def is_full(self) -> bool:
-        """True if the next request lists all partitions."""
         return self._epoch == 0
 
     def knows(self, partition: TopicPartition) -> bool:
@@ -270,10 +268,6 @@ def is_interruption(action: FetchErrorAction, failures: int) -> bool:
     """Return True if the failure of a fetch may be due to a change of the leader.
 
     The first failure may be the answer of the old leader; the second may follow from metadata that still named it.
-
-    Args:
-        action: reaction to the error code of the fetch.
-        failures: number of fetches of the partition that failed before, since the last success.
     """
     return action is FetchErrorAction.REFRESH_METADATA and failures < _INTERRUPTIONS
 
@@ -360,7 +354,6 @@ def slot_of(partition: TopicPartition, count: int) -> int:
 def make_plan(
     connection: FetchConnection, sources: Sequence[FetchSource], space: BufferSpace, limits: FetchLimits, now: float
 ) -> FetchPlan:
-    """Return the fetch to send on ``connection`` now."""
     # A broker would answer a fetch of less than ``least`` bytes with a single batch, for which a request costs too
     # much.
     share = space.share_of(len(sources))

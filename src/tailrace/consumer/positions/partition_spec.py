@@ -134,7 +134,6 @@ class StartPolicy:
         self._subscribed = found | self._subscribed
 
     def start_of_assigned(self, requested: RequestedStart, committed: OffsetAndMetadata | None) -> Start:
-        """Return the start of a partition that the user has assigned."""
         if requested is not None:
             return requested
         return self.reset if committed is None else committed

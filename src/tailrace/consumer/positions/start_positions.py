@@ -213,7 +213,6 @@ class _LookUp:
 
     @property
     def next_timestamp(self) -> int | None:
-        """Timestamp to request next; None if the start offset is known."""
         return self.start.next_timestamp(self.known)
 
     @property
@@ -310,7 +309,6 @@ class OffsetResetter:
                 await self._wakeup.wait(self._report_delays())
 
     def _note_waits(self) -> None:
-        """Begin and end the waits of partitions."""
         now = asyncio.get_running_loop().time()
         for position in self._positions:
             wait = position.start_wait
@@ -411,6 +409,5 @@ class OffsetResetter:
 
 
 def _timestamps(lookups: dict[TopicPartition, _LookUp]) -> dict[TopicPartition, int]:
-    """Return the timestamp to request next of each partition whose start offset is not known."""
     timestamps = {partition: lookup.next_timestamp for partition, lookup in lookups.items()}
     return {partition: timestamp for partition, timestamp in timestamps.items() if timestamp is not None}
