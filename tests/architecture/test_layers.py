@@ -296,7 +296,7 @@ def is_position(node: ast.expr, module) -> bool:
     name = ast.unparse(node).rpartition(".")[2]
     if module.name.startswith("tailrace.consumer.") and not module.name.startswith("tailrace.consumer.delivery."):
         return not name.endswith(("_callback", "_heartbeat"))  # a context variable; the timer of a membership
-    return "position" in name
+    return "position" in name or name == "partition"
 
 
 def is_loop(node: ast.expr) -> bool:

@@ -589,14 +589,14 @@ class AssignedPartitions:
 
     def _mark_unsubscribed(self, positions: Iterable[Partition]) -> None:
         is_subscribed = self._is_subscribed
-        for position in positions:
-            position.is_unsubscribed = is_subscribed is not None and not is_subscribed(position.topic_partition.topic)
+        for partition in positions:
+            partition.is_unsubscribed = is_subscribed is not None and not is_subscribed(partition.topic_partition.topic)
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
-        for partition in partitions:
-            if (position := self._all.pop(partition, None)) is not None:
-                position.end_epoch()
-                position.drop_batches()
+        for topic_partition in partitions:
+            if (partition := self._all.pop(topic_partition, None)) is not None:
+                partition.end_epoch()
+                partition.drop_batches()
                 self.version += 1
 
     def of(self, partitions: Iterable[TopicPartition]) -> list[Partition]:

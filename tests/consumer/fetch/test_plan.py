@@ -279,9 +279,9 @@ def test_sources_follow_the_assignment_and_the_metadata():
 
     assert sources.at(first) is sources.at(first)
     positions.add([B])
-    assert [one.position.topic_partition for one in sources.at(first)] == [A, B]
+    assert [one.partition.topic_partition for one in sources.at(first)] == [A, B]
     positions.remove([A])
-    assert [one.position.topic_partition for one in sources.at(first)] == [B]
+    assert [one.partition.topic_partition for one in sources.at(first)] == [B]
     assert [one.node_id(NOW) for one in sources.at(second)] == [2]
 
 

@@ -148,7 +148,7 @@ class BufferedBatch:
         self.is_blocked = False
         self.is_decompressing = False
 
-    def prepare(self, position: Partition, on_prepared: Callable[[], None]) -> bool:
+    def prepare(self, partition: Partition, on_prepared: Callable[[], None]) -> bool:
         """Decompress the batch and return True, or let a thread decompress a large batch and return False.
 
         ``on_prepared`` is called when the thread has finished. The next ``take`` raises the error if the batch cannot
@@ -163,14 +163,14 @@ class BufferedBatch:
             # batch.
             outcome = _decompress_within(batch, min(limit, _INLINE_BYTES))
             if outcome or limit <= _INLINE_BYTES:
-                self._check_outcome(position, outcome)
+                self._check_outcome(partition, outcome)
                 return True
         self.is_decompressing = True
 
         def finish(future: asyncio.Future[_Outcome]) -> None:
             self.is_decompressing = False
             if not future.cancelled():
-                self._check_outcome(position, future.result())
+                self._check_outcome(partition, future.result())
             on_prepared()
 
         work = asyncio.get_running_loop().run_in_executor(_THREADS, _decompress_within, batch, limit)
@@ -207,26 +207,26 @@ class BufferedBatch:
     def _max_bytes(self) -> int:
         return 0 if self._decoding is None else self._decoding.max_bytes
 
-    def _check_outcome(self, position: Partition, outcome: _Outcome) -> None:
+    def _check_outcome(self, partition: Partition, outcome: _Outcome) -> None:
         assert self._batch is not None
         if isinstance(outcome, MalformedMessageError):
-            self._fail(position, str(outcome))
+            self._fail(partition, str(outcome))
         elif not outcome:
             self._fail(
-                position,
+                partition,
                 f"the batch of {self._batch.size} bytes decompresses to more than"
                 f" max_decompressed_batch_bytes={self._max_bytes}",
                 "raise this limit if you trust the producer",
             )
 
-    def _fail(self, position: Partition, *reason_and_remedy: str) -> CorruptRecordError:
+    def _fail(self, partition: Partition, *reason_and_remedy: str) -> CorruptRecordError:
         assert self._batch is not None
         self._error = error = CorruptRecordError(
-            position.topic_partition, self._batch.base_offset, self._batch.next_offset, *reason_and_remedy
+            partition.topic_partition, self._batch.base_offset, self._batch.next_offset, *reason_and_remedy
         )
         return error
 
-    def take(self, position: Partition, count: int) -> list[Record]:
+    def take(self, partition: Partition, count: int) -> list[Record]:
         """Take the next ``count`` records and return them; fewer at the end of the batch and before an error.
 
         Raises:
@@ -244,7 +244,7 @@ class BufferedBatch:
             return records
         while True:
             try:
-                records += self._decode(position, count - len(records))
+                records += self._decode(partition, count - len(records))
             except TailraceError as error:
                 if not records:
                     raise
@@ -253,17 +253,17 @@ class BufferedBatch:
                 return records
             self._batch, self._decoder = self._following.popleft(), None
 
-    def take_into(self, columns: ColumnBuilder, position: Partition, count: int) -> Sequence[Record]:
+    def take_into(self, columns: ColumnBuilder, partition: Partition, count: int) -> Sequence[Record]:
         """Take the next ``count`` records as ``take`` does, add them to ``columns``, and return them.
 
         Raises:
             TailraceError: see ``take``; in this case nothing is added.
         """
         if self._returned or self._error is not None or self._batch is None or self._following:
-            records = self.take(position, count)
+            records = self.take(partition, count)
             columns.add_records(records)
             return records
-        return self._decode(position, count, columns)
+        return self._decode(partition, count, columns)
 
     @property
     def has_error(self) -> bool:
@@ -311,17 +311,17 @@ class BufferedBatch:
         self._returned = [*records, *self._returned]
 
     @overload
-    def _decode(self, position: Partition, count: int) -> list[Record]: ...
+    def _decode(self, partition: Partition, count: int) -> list[Record]: ...
 
     @overload
-    def _decode(self, position: Partition, count: int, columns: ColumnBuilder) -> Sequence[Record]: ...
+    def _decode(self, partition: Partition, count: int, columns: ColumnBuilder) -> Sequence[Record]: ...
 
-    def _decode(self, position: Partition, count: int, columns: ColumnBuilder | None = None) -> Sequence[Record]:
+    def _decode(self, partition: Partition, count: int, columns: ColumnBuilder | None = None) -> Sequence[Record]:
         if self._decoder is None:
             assert self._batch is not None
-            assert position.progress is not None
-            start = max(position.progress.delivered, self._decoded_to)
-            self._decoder = RecordDecoder(self._batch, *position.topic_partition, start)
+            assert partition.progress is not None
+            start = max(partition.progress.delivered, self._decoded_to)
+            self._decoder = RecordDecoder(self._batch, *partition.topic_partition, start)
         try:
             records: Sequence[Record]
             if columns is not None:
@@ -331,7 +331,7 @@ class BufferedBatch:
             else:
                 records = self._deserialized(self._decoding, self._decoder, count)
         except MalformedMessageError as error:
-            raise self._fail(position, str(error)) from error
+            raise self._fail(partition, str(error)) from error
         if records:
             self._decoded_to = records[-1].offset + 1
         return records

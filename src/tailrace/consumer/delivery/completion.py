@@ -31,7 +31,7 @@ __all__ = ["DeliveryProgress", "PolledSink", "RecordSink", "RecordSlice"]
 class RecordSlice:
     """Records of one partition that are decoded and delivered together."""
 
-    position: Partition
+    partition: Partition
     records: Sequence[Record]
     end: int
     """Offset at which the partition continues after the slice."""
@@ -105,15 +105,15 @@ class DeliveryProgress:
 
     def begin(self, record_slice: RecordSlice, columns: ColumnBuilder | None = None) -> None:
         """Deliver the records of a slice to a polling user, one by one or as a part of ``columns``."""
-        position = record_slice.position
+        partition = record_slice.partition
         # The slice keeps no reference to the records, so that they can be freed one by one.
         records, record_slice.records = record_slice.records, ()
-        lease = position.deliver(records, record_slice.end, record_slice.leader_epoch)
+        lease = partition.deliver(records, record_slice.end, record_slice.leader_epoch)
         if self.has_manual_ack:
             lease.start()
             offsets = (record.offset for record in records)
             # The record objects are kept because a seek may deliver the same offset again, as another object.
-            position.unacknowledged.update(zip(offsets, records if columns is None else repeat(columns), strict=False))
+            partition.unacknowledged.update(zip(offsets, records if columns is None else repeat(columns), strict=False))
         self._current, self._columns = record_slice, columns
         if columns is None:
             self.polled.begin(lease)
@@ -123,12 +123,12 @@ class DeliveryProgress:
     @property
     def unacknowledged_count(self) -> int:
         """Number of delivered records that the user has not acknowledged (``ack="manual"``); 0 with ``ack="auto"``."""
-        return sum(len(position.unacknowledged) for position in self._positions) if self.has_manual_ack else 0
+        return sum(len(partition.unacknowledged) for partition in self._positions) if self.has_manual_ack else 0
 
     @property
     def unacknowledged_records(self) -> list[Record]:
         """Delivered records that the user has not acknowledged, with ``ack="manual"``; without Arrow rows."""
-        records = (record for position in self._positions for record in position.unacknowledged.values())
+        records = (record for partition in self._positions for record in partition.unacknowledged.values())
         return [record for record in records if isinstance(record, Record)]
 
     def give_back(self) -> tuple[RecordSlice, list[Record]] | None:
@@ -141,7 +141,7 @@ class DeliveryProgress:
             offsets = [record.offset for record in rest]
             lease.progress.unstart(offsets)
             for offset in offsets:
-                del found.position.unacknowledged[offset]
+                del found.partition.unacknowledged[offset]
         return found, rest
 
     def attach_sink(self, sink: RecordSink, polled_sink: PolledSink | None) -> None:
@@ -150,7 +150,7 @@ class DeliveryProgress:
 
     def deliver_to_sink(self, record_slice: RecordSlice) -> Lease:
         self._delivered_to_sink = (self._delivered_to_sink or 0) + len(record_slice.records)
-        return record_slice.position.deliver(record_slice.records, record_slice.end, record_slice.leader_epoch)
+        return record_slice.partition.deliver(record_slice.records, record_slice.end, record_slice.leader_epoch)
 
     def slice_limit(self, size: int) -> int:
         """Return the maximum number of records in the next slice, at least 1.
@@ -216,54 +216,54 @@ class DeliveryProgress:
 
     def _acknowledge_rows(self, batch: ArrowBatch) -> bool:
         count = 0
-        for partition, offsets in offsets_of(batch):
-            position = self._positions.get(partition)
-            if position is None or position.progress is None:
+        for topic_partition, offsets in offsets_of(batch):
+            partition = self._positions.get(topic_partition)
+            if partition is None or partition.progress is None:
                 continue
             for offset in offsets:
-                columns = position.unacknowledged.get(offset)
+                columns = partition.unacknowledged.get(offset)
                 if columns is not None and not isinstance(columns, Record) and columns.batch is batch:
-                    del position.unacknowledged[offset]
-                    position.progress.finish(offset)
+                    del partition.unacknowledged[offset]
+                    partition.progress.finish(offset)
                     self._acknowledged += 1
                     count += 1
         self._check_due()
         return count > 0
 
     def _acknowledge_alone(self, record: Record) -> bool:
-        position = self._positions.get(record.topic_partition)
-        if position is None or position.unacknowledged.get(record.offset) is not record:
+        partition = self._positions.get(record.topic_partition)
+        if partition is None or partition.unacknowledged.get(record.offset) is not record:
             return False
-        assert position.progress is not None
-        del position.unacknowledged[record.offset]
-        position.progress.finish(record.offset)
+        assert partition.progress is not None
+        del partition.unacknowledged[record.offset]
+        partition.progress.finish(record.offset)
         self._acknowledged += 1
         self._check_due()
         return True
 
     # ---- releasing ---------------------------------------------------------------------------------------------
 
-    def halt(self, position: Partition) -> None:
+    def halt(self, partition: Partition) -> None:
         """Start no more records of a partition; records in flight stay in flight."""
-        position.is_halted = True
+        partition.is_halted = True
         if self.sink is not None:
-            self.sink.halt(position.topic_partition)
+            self.sink.halt(partition.topic_partition)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         gone = frozenset(partitions)
         self.polled.drop(gone)
-        for position in self._positions.of(gone):
-            position.unacknowledged = {}
+        for partition in self._positions.of(gone):
+            partition.unacknowledged = {}
         if self.sink is not None:
-            for partition in gone:
-                self.sink.drop(partition)
+            for topic_partition in gone:
+                self.sink.drop(topic_partition)
         self.progress_made.set()
 
     def close(self) -> None:
         """Deliver no more records; records in flight stay unfinished."""
         if self._polled_sink is not None:
-            for position in self._positions:
-                self.halt(position)
+            for partition in self._positions:
+                self.halt(partition)
         self.polled.close()
 
     async def drain(self, partitions: Iterable[TopicPartition], until: float) -> frozenset[TopicPartition]:

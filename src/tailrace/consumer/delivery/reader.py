@@ -380,7 +380,7 @@ class Reader:
             self.on_change()
         if found is None:
             return None
-        return found.position, self.delivery.deliver_to_sink(found)
+        return found.partition, self.delivery.deliver_to_sink(found)
 
     def progressed(self) -> None:
         """Note that the sink has finished records, or has room for more records."""
@@ -451,17 +451,17 @@ class Reader:
 
     # ---- slices ------------------------------------------------------------------------------------------------
 
-    def is_readable(self, position: Partition) -> bool:
+    def is_readable(self, partition: Partition) -> bool:
         """Return True if records of a partition, or an error in their place, may be delivered now.
 
         Nothing is delivered while rebalance callbacks run: with ``auto_offset_reset="none"``, a callback may still set
         the position of a partition that has none.
         """
-        if not position.is_fetchable or position.is_halted or position.is_paused or position.is_unsubscribed:
+        if not partition.is_fetchable or partition.is_halted or partition.is_paused or partition.is_unsubscribed:
             return False
-        if not position.map_fill.is_high and not self.maps.held_back:
+        if not partition.map_fill.is_high and not self.maps.held_back:
             return True
-        return not self.maps.holds_back(position)
+        return not self.maps.holds_back(partition)
 
     def _next_slice(
         self, count: int, room_of: RoomOf | None = None, columns: ColumnBuilder | None = None
@@ -480,28 +480,28 @@ class Reader:
         """
         self.maps.recheck_at, self._has_skipped = None, False
         for _ in range(_MAX_ATTEMPTS):
-            position, limit = self._next_readable(count, room_of)
-            if position is None:
+            partition, limit = self._next_readable(count, room_of)
+            if partition is None:
                 return None
-            progress, max_bytes = position.progress, self.maps.max_bytes
-            if max_bytes and progress is not None and position.map_fill.is_due(progress, max_bytes):
-                self.maps.measure(position)
-                if not self.is_readable(position):
+            progress, max_bytes = partition.progress, self.maps.max_bytes
+            if max_bytes and progress is not None and partition.map_fill.is_due(progress, max_bytes):
+                self.maps.measure(partition)
+                if not self.is_readable(partition):
                     continue
-            if (found := self._take_slice(position, limit, room_of, columns)) is not None:
+            if (found := self._take_slice(partition, limit, room_of, columns)) is not None:
                 return found
         self._loop.call_soon(self.wakeup.set)
         return None
 
     def _next_readable(self, count: int, room_of: RoomOf | None) -> tuple[Partition | None, int]:
         """Return the next partition in turn with records that may be taken, and their maximum number."""
-        for position in self._space.in_turn():
-            limit = count if room_of is None else room_of(position.topic_partition)
-            if limit <= 0 or not self.is_readable(position):
+        for partition in self._space.in_turn():
+            limit = count if room_of is None else room_of(partition.topic_partition)
+            if limit <= 0 or not self.is_readable(partition):
                 continue
-            batch: BufferedBatch = position.batches[0]
+            batch: BufferedBatch = partition.batches[0]
             if not batch.is_decompressing and (not batch.is_compressed or self._may_decompress(room_of)):
-                return position, limit
+                return partition, limit
         return None, 0
 
     def _may_decompress(self, room_of: RoomOf | None) -> bool:
@@ -510,50 +510,50 @@ class Reader:
         )
 
     def _take_slice(
-        self, position: Partition, count: int, room_of: RoomOf | None, columns: ColumnBuilder | None
+        self, partition: Partition, count: int, room_of: RoomOf | None, columns: ColumnBuilder | None
     ) -> RecordSlice | None:
         """Take up to ``count`` records of the first batch; return None if none of them is to be delivered."""
-        batch: BufferedBatch = position.batches[0]
-        if batch.is_compressed and not self._decompress(position, batch):
+        batch: BufferedBatch = partition.batches[0]
+        if batch.is_compressed and not self._decompress(partition, batch):
             return None
         # Some of the records may not be delivered, and the others are then added to the columns below.
-        is_added = columns is not None and not position.has_known_map and not self._detects_gaps
+        is_added = columns is not None and not partition.has_known_map and not self._detects_gaps
         records: Sequence[Record]
         if columns is not None and is_added:
-            records = batch.take_into(columns, position, count)
+            records = batch.take_into(columns, partition, count)
         else:
-            records = batch.take(position, count)
+            records = batch.take(partition, count)
         # A batch whose last record was taken is removed at once: it would occupy the buffer and block a wait for many
         # records.
         is_used_up = not batch.is_blocked and (len(records) < count or records[-1].offset + 1 == batch.next_offset)
         if self._detects_gaps and records:
-            count_before = self._count_before_gap(position, batch, records)
+            count_before = self._count_before_gap(partition, batch, records)
             records, is_used_up = records[:count_before], is_used_up and count_before == len(records)
         if is_used_up:
-            position.remove_first()
+            partition.remove_first()
             if self.waiting_for_room:
                 self.note_room()
         end = batch.next_offset if is_used_up else records[-1].offset + 1
-        if position.has_known_map:
-            records = self.maps.without_finished(position, records)
+        if partition.has_known_map:
+            records = self.maps.without_finished(partition, records)
         if not records:
-            position.skip(end, batch.leader_epoch)
+            partition.skip(end, batch.leader_epoch)
             self._has_skipped = True
             return None
         if columns is not None and not is_added:
             columns.add_records(records)
-        found = RecordSlice(position, records, end, batch.leader_epoch, None if is_used_up else batch)
-        if is_used_up and position.batches and len(records) < count and columns is None and not self._detects_gaps:
+        found = RecordSlice(partition, records, end, batch.leader_epoch, None if is_used_up else batch)
+        if is_used_up and partition.batches and len(records) < count and columns is None and not self._detects_gaps:
             self._add_following(found, count, room_of)
         return found
 
-    def _count_before_gap(self, position: Partition, batch: BufferedBatch, records: Sequence[Record]) -> int:
+    def _count_before_gap(self, partition: Partition, batch: BufferedBatch, records: Sequence[Record]) -> int:
         """Return the number of records before the first missing offset, and give the others back to the batch.
 
         Raises:
             OffsetGapError: an offset is missing before the first record.
         """
-        count, gap = position.gap_in(records)
+        count, gap = partition.gap_in(records)
         if gap is not None:
             batch.give_back(records[count:])
             if not count:
@@ -565,31 +565,31 @@ class Reader:
 
         Each slice has a fixed cost. If producers send batches of few records, this would be a cost per record.
         """
-        position, added = found.position, list[Record]()
-        while found.buffered is None and (wanted := count - len(found.records) - len(added)) > 0 and position.batches:
-            following: BufferedBatch = position.batches[0]
+        partition, added = found.partition, list[Record]()
+        while found.buffered is None and (wanted := count - len(found.records) - len(added)) > 0 and partition.batches:
+            following: BufferedBatch = partition.batches[0]
             if not following.can_share_slice or following.leader_epoch != found.leader_epoch:
                 break
             if following.is_compressed and not (
-                self._may_decompress(room_of) and self._decompress(position, following)
+                self._may_decompress(room_of) and self._decompress(partition, following)
             ):
                 break
             try:
-                taken = following.take(position, wanted)
+                taken = following.take(partition, wanted)
             except TailraceError:
                 break  # The next slice raises the error again.
             if not following.is_blocked and (len(taken) < wanted or taken[-1].offset + 1 == following.next_offset):
-                position.remove_first()
+                partition.remove_first()
                 if self.waiting_for_room:
                     self.note_room()
                 found.end = following.next_offset
             else:
                 found.buffered, found.end = following, taken[-1].offset + 1
-            added += self.maps.without_finished(position, taken) if position.has_known_map else taken
+            added += self.maps.without_finished(partition, taken) if partition.has_known_map else taken
         if added:
             found.records = [*found.records, *added]
 
-    def _decompress(self, position: Partition, batch: BufferedBatch) -> bool:
+    def _decompress(self, partition: Partition, batch: BufferedBatch) -> bool:
         """Decompress a batch and return True, or let a thread decompress it and return False."""
         space = self._space
 
@@ -598,8 +598,8 @@ class Reader:
             space.plain_bytes += batch.plain_bytes
             self.wakeup.set()
 
-        is_ready = batch.prepare(position, decompressed)
-        position.decompressed = batch
+        is_ready = batch.prepare(partition, decompressed)
+        partition.decompressed = batch
         space.plain_bytes += batch.plain_bytes
         space.decompressing += batch.is_decompressing
         return is_ready
@@ -621,15 +621,15 @@ class Reader:
         self._skip_empty()
         found, has_room, is_full = 0, False, False
         share = self._space.share_of(len(self._positions))
-        for position in self._positions:
-            is_wanted = partitions is None or position.topic_partition in partitions
-            if not is_wanted or not self.is_readable(position):
+        for partition in self._positions:
+            is_wanted = partitions is None or partition.topic_partition in partitions
+            if not is_wanted or not self.is_readable(partition):
                 continue
-            for batch in position.batches:
-                found += batch.max_count_from(position.delivered or 0)
+            for batch in partition.batches:
+                found += batch.max_count_from(partition.delivered or 0)
                 if found >= count or batch.has_error:
                     return True
-            takes_more = share - position.buffered_bytes > share // 2
+            takes_more = share - partition.buffered_bytes > share // 2
             has_room, is_full = has_room or takes_more, is_full or not takes_more
         # Bytes reserved by a fetch in flight count as room, because that fetch may bring the missing records.
         has_room = has_room and self._space.max_bytes - self._space.held_bytes > share // 2
@@ -640,11 +640,11 @@ class Reader:
 
         ``_next_slice`` skips them, too, but is not called during a wait for many records.
         """
-        for position in self._positions:
-            while position.batches and position.batches[0].is_empty and self.is_readable(position):
-                batch: BufferedBatch = position.batches[0]
-                position.remove_first()
-                position.skip(batch.next_offset, batch.leader_epoch)
+        for partition in self._positions:
+            while partition.batches and partition.batches[0].is_empty and self.is_readable(partition):
+                batch: BufferedBatch = partition.batches[0]
+                partition.remove_first()
+                partition.skip(batch.next_offset, batch.leader_epoch)
 
     # ---- acknowledgement ---------------------------------------------------------------------------------------
 
@@ -666,13 +666,13 @@ class Reader:
 
     def halt(self, partitions: Iterable[TopicPartition]) -> None:
         """Deliver no more records of ``partitions``; records in flight stay in flight."""
-        for position in self._positions.of(partitions):
-            self.delivery.halt(position)
+        for partition in self._positions.of(partitions):
+            self.delivery.halt(partition)
         self._put_back_if_not_readable()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        for position in self._positions.of(partitions):
-            position.is_paused = True
+        for partition in self._positions.of(partitions):
+            partition.is_paused = True
         self._put_back_if_not_readable()
         # The buffered batches of paused partitions may be dropped now if other partitions have no room.
         self.note_room()
@@ -686,9 +686,9 @@ class Reader:
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         gone = set(partitions)
         self.delivery.drop(gone)
-        for position in self._positions.of(gone):
-            self.maps.drop(position)
-            position.drop_batches()
+        for partition in self._positions.of(gone):
+            self.maps.drop(partition)
+            partition.drop_batches()
         self.note_room()
         if self._waits_for_ack:
             self.wakeup.set()
@@ -763,9 +763,9 @@ class Reader:
             self._put_back_current()
 
     def _put_back_if_not_readable(self) -> None:
-        partition = self.delivery.partition
-        position = None if partition is None else self._positions.get(partition)
-        if partition is not None and (position is None or not self.is_readable(position)):
+        topic_partition = self.delivery.partition
+        partition = None if topic_partition is None else self._positions.get(topic_partition)
+        if topic_partition is not None and (partition is None or not self.is_readable(partition)):
             self._put_back_current()
 
     def _put_back_current(self) -> None:
@@ -778,4 +778,4 @@ class Reader:
         else:
             batch = BufferedBatch(found.end, leader_epoch=found.leader_epoch)
             batch.give_back(rest)
-            found.position.put_back(batch)
+            found.partition.put_back(batch)

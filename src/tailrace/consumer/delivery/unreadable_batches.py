@@ -58,48 +58,48 @@ class UnreadableBatches:
         """
         if self._policy == "stop":
             raise error
-        position = self._positions.get(error.partition)
-        if position is None or (offset := position.delivered) is None:
+        partition = self._positions.get(error.partition)
+        if partition is None or (offset := partition.delivered) is None:
             return
-        position.drop_batches()
+        partition.drop_batches()
         if self._policy == "skip" and error.next_offset is not None and error.next_offset > offset:
-            position.skip_batch(error.next_offset)
-            position.unreadable = None
+            partition.skip_batch(error.next_offset)
+            partition.unreadable = None
             self.skipped += 1
             self._observer.emit(
                 CorruptBatchSkipped(self._group_id, error.partition, offset, error.next_offset, error.reason, error)
             )
         else:
-            self._wait(position, offset, error)
+            self._wait(partition, offset, error)
         self._parts.changed()
 
     def update(self) -> None:
         """Fetch the batches whose next attempt is due, and note the partitions that could be read on."""
         now, self.is_waiting = self._loop.time(), False
-        for position in self._positions:
-            batch = position.unreadable
+        for partition in self._positions:
+            batch = partition.unreadable
             if batch is None:
                 continue
-            if (position.delivered or 0) > batch.offset:
-                position.unreadable = None
-                self._observer.emit(PartitionUnblocked(self._group_id, position.topic_partition, batch.offset))
+            if (partition.delivered or 0) > batch.offset:
+                partition.unreadable = None
+                self._observer.emit(PartitionUnblocked(self._group_id, partition.topic_partition, batch.offset))
                 continue
             self.is_waiting = True
-            if position.fetched is None and batch.retry_at <= now:
-                position.fetch_again()
+            if partition.fetched is None and batch.retry_at <= now:
+                partition.fetch_again()
                 self._parts.changed()
 
-    def _wait(self, position: Partition, offset: int, error: UnreadableBatchError) -> None:
-        earlier = position.unreadable
+    def _wait(self, partition: Partition, offset: int, error: UnreadableBatchError) -> None:
+        earlier = partition.unreadable
         attempts = 1 if earlier is None else earlier.attempts + 1
         retry_at = self._loop.time() + _PAUSES.pause_s(attempts, random.random())  # noqa: S311 - for jitter
         advice = f"{error.remedy}, or {self._way_on(error)}"
-        position.wait_at(UnreadableBatch(offset, error.next_offset, error.reason, advice, attempts, retry_at))
+        partition.wait_at(UnreadableBatch(offset, error.next_offset, error.reason, advice, attempts, retry_at))
         self.is_waiting = True
         if earlier is None or earlier.offset != offset:
             self._observer.emit(
                 PartitionBlocked(
-                    self._group_id, position.topic_partition, offset, error.next_offset, error.reason, advice, error
+                    self._group_id, partition.topic_partition, offset, error.next_offset, error.reason, advice, error
                 )
             )
 

@@ -151,10 +151,10 @@ class EndOffsetRefresher:
             return  # The next interval repeats the request. Fetches from this broker report the failure.
         if refused:
             self._parts.metadata_refresher.ask()
-        for position in self._parts.positions.of(found):
+        for partition in self._parts.positions.of(found):
             # The answer is outdated if a fetch was answered meanwhile, or the partition was assigned again.
-            if before[position.topic_partition] == (position.epoch, position.last_stable_offset):
-                position.last_stable_offset = found[position.topic_partition].offset
+            if before[partition.topic_partition] == (partition.epoch, partition.last_stable_offset):
+                partition.last_stable_offset = found[partition.topic_partition].offset
 
 
 # ---- visibility of fetched batches -----------------------------------------------------------------------------------
@@ -244,10 +244,10 @@ def fault_of(config: ConsumerConfig, batch: RecordBatch) -> str | None:
     return None
 
 
-def size_error(position: Partition, batch: RecordBatch, limit: int) -> TailraceError:
+def size_error(partition: Partition, batch: RecordBatch, limit: int) -> TailraceError:
     """Return the error to deliver in place of a batch that is larger than ``max_batch_bytes``."""
     return RecordTooLargeError(
-        position.topic_partition,
+        partition.topic_partition,
         batch.base_offset,
         batch.next_offset,
         f"a batch of {batch.size} bytes is larger than max_batch_bytes={limit}",
@@ -323,7 +323,7 @@ class Fetcher:
     def _start_loops(self, tasks: TaskGroup) -> None:
         now, count = self._loop.time(), self._parts.config.num_fetchers
         sources = self._sources.at(self._cluster.topology)
-        for node_id, number in {(one.node_id(now), slot_of(one.position.topic_partition, count)) for one in sources}:
+        for node_id, number in {(one.node_id(now), slot_of(one.partition.topic_partition, count)) for one in sources}:
             if node_id is None:
                 self._parts.metadata_refresher.ask()
             elif (connection := FetchConnection(node_id, number, count)) not in self._loops:
@@ -433,8 +433,8 @@ class Fetcher:
         """
         plan = self._new_plan(connection)
         made_room = self._drop_excess_batches(plan.overdrawn)
-        for position in self._positions.of(plan.recreated):
-            self._reset_position(position, self._policy.start_of_added(position.topic_partition))
+        for partition in self._positions.of(plan.recreated):
+            self._reset_position(partition, self._policy.start_of_added(partition.topic_partition))
         if plan.unassigned:
             self._back_off(self._positions.of(plan.unassigned))
             self._parts.metadata_refresher.ask()
@@ -448,14 +448,14 @@ class Fetcher:
         The dropped batches are fetched again when their partition has room.
         """
         share, made_room = self._space.share_of(len(self._positions)), False
-        for position in self._positions.of(overdrawn):
+        for partition in self._positions.of(overdrawn):
             # A partition that is not paused keeps batches of its share, because they would be fetched again at once.
-            if position.cut(share, 0 if position.is_paused else share):
+            if partition.cut(share, 0 if partition.is_paused else share):
                 made_room = True
             # ``cut`` keeps the oldest batch, which may be larger than the share.
-            if position.is_paused and position.buffered_bytes > share:
-                position.drop_batches()
-                position.fetch_again()
+            if partition.is_paused and partition.buffered_bytes > share:
+                partition.drop_batches()
+                partition.fetch_again()
                 made_room = True
         return made_room
 
@@ -505,9 +505,9 @@ class Fetcher:
         is_connected = isinstance(error, RequestTimedOutError | MalformedMessageError)
         action = FetchErrorAction.RETRY if is_connected else FetchErrorAction.REFRESH_METADATA
         self._report_failure(node_id, None, error, action, failures - 1)
-        for position in self._positions.of(plan.partitions):
+        for partition in self._positions.of(plan.partitions):
             # If a preferred replica fails, the partition is fetched from the leader again (KIP-392).
-            position.preferred_read_replica = None
+            partition.preferred_read_replica = None
         self._parts.metadata_refresher.ask()
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
         self.wake()
@@ -546,46 +546,48 @@ class Fetcher:
         names = {topic_id: topic for topic, topic_id in ids.items()}
         for fetched in answer.partitions:
             topic = fetched.topic or names.get(fetched.topic_id, "")
-            position = self._positions.get(TopicPartition(topic, fetched.partition))
-            if position is None or not plan.is_valid_for(position):
+            partition = self._positions.get(TopicPartition(topic, fetched.partition))
+            if partition is None or not plan.is_valid_for(partition):
                 continue
             if fetched.error_code:
-                self._handle_error(node_id, position, fetched)
+                self._handle_error(node_id, partition, fetched)
             elif fetched.diverging_epoch.end_offset >= 0:
-                position.failures = 0
-                self._handle_truncation(position, fetched.diverging_epoch.end_offset)
+                partition.failures = 0
+                self._handle_truncation(partition, fetched.diverging_epoch.end_offset)
             else:
-                self._accept(node_id, position, fetched, ids[topic])
+                self._accept(node_id, partition, fetched, ids[topic])
                 if fetched.records:
-                    self._put_batches(position, fetched, counts)
+                    self._put_batches(partition, fetched, counts)
         return counts
 
-    def _handle_error(self, node_id: int, position: Partition, fetched: FetchedPartition) -> None:
-        if position.preferred_read_replica == node_id:
+    def _handle_error(self, node_id: int, partition: Partition, fetched: FetchedPartition) -> None:
+        if partition.preferred_read_replica == node_id:
             # The follower may lag, or have lost the partition. Only an error of the leader is final.
-            position.preferred_read_replica = None
+            partition.preferred_read_replica = None
             error = name_of(fetched.error_code)
             self._report_failure(
-                node_id, position.topic_partition, error, FetchErrorAction.REFRESH_METADATA, position.failures
+                node_id, partition.topic_partition, error, FetchErrorAction.REFRESH_METADATA, partition.failures
             )
-            self._back_off([position])
+            self._back_off([partition])
             self.wake()
             return
         match action := FETCH_REACTIONS.reaction_to(fetched.error_code):
             case FetchErrorAction.RESET:
-                self._reset_position(position, self._policy.start_after_reset(position.topic_partition))
+                self._reset_position(partition, self._policy.start_after_reset(partition.topic_partition))
                 return
             case FetchErrorAction.REFRESH_METADATA:
                 self._cluster.learn_leader(
-                    position.topic_partition, fetched.current_leader.leader_id, fetched.current_leader.leader_epoch
+                    partition.topic_partition, fetched.current_leader.leader_id, fetched.current_leader.leader_epoch
                 )
                 self._parts.metadata_refresher.ask()
             case FetchErrorAction.RAISE:
-                self._reader.report(broker_error(fetched.error_code, f"{position.topic_partition} cannot be fetched"))
+                self._reader.report(broker_error(fetched.error_code, f"{partition.topic_partition} cannot be fetched"))
             case FetchErrorAction.RETRY | FetchErrorAction.ACCEPT:
                 pass
-        self._report_failure(node_id, position.topic_partition, name_of(fetched.error_code), action, position.failures)
-        self._back_off([position])
+        self._report_failure(
+            node_id, partition.topic_partition, name_of(fetched.error_code), action, partition.failures
+        )
+        self._back_off([partition])
 
     def _report_failure(
         self,
@@ -599,58 +601,58 @@ class Fetcher:
         exception = error if isinstance(error, Exception) else None
         self._observer.emit(kind(f"broker {node_id}", partition, str(error), exception))
 
-    def _reset_position(self, position: Partition, at: StartPoint) -> None:
+    def _reset_position(self, partition: Partition, at: StartPoint) -> None:
         """Reset a position that is out of range, or whose topic was recreated, to the start point ``at``.
 
         While fetched records are unfinished, only let the partition back off.
         """
-        if position.batches or position.finished != position.delivered:
+        if partition.batches or partition.finished != partition.delivered:
             # Records that are already fetched are valid. When all of them are finished, a later fetch leads here again.
-            self._back_off([position])
+            self._back_off([partition])
             return
-        self._start_positions.set_start(position, at, before=position.fetched)
+        self._start_positions.set_start(partition, at, before=partition.fetched)
         self._parts.changed()
 
-    def _handle_truncation(self, position: Partition, end_offset: int) -> None:
+    def _handle_truncation(self, partition: Partition, end_offset: int) -> None:
         """Continue at the lowest unfinished offset, or at the end of the truncated log if that is lower (KIP-320).
 
         If delivered records were lost, emit an event, or with ``auto_offset_reset="none"`` deliver an error instead.
         """
-        topic, number = position.topic_partition
-        before, (after, lost) = position.next_offset, position.after_truncation(end_offset)
-        if lost and self._policy.start_after_reset(position.topic_partition).whence is StartFrom.NONE:
-            position.put(BufferedBatch(0, error=LogTruncatedError(topic, number, before, end_offset)))
+        topic, number = partition.topic_partition
+        before, (after, lost) = partition.next_offset, partition.after_truncation(end_offset)
+        if lost and self._policy.start_after_reset(partition.topic_partition).whence is StartFrom.NONE:
+            partition.put(BufferedBatch(0, error=LogTruncatedError(topic, number, before, end_offset)))
             self._reader.wakeup.set()
             return
-        self._start_positions.drop_and_set_start(position, after)
+        self._start_positions.drop_and_set_start(partition, after)
         if lost:
-            self._observer.emit(LogTruncated(position.topic_partition, before, after, lost))
+            self._observer.emit(LogTruncated(partition.topic_partition, before, after, lost))
         self.wake()
 
-    def _accept(self, node_id: int, position: Partition, fetched: FetchedPartition, topic_id: UUID) -> None:
+    def _accept(self, node_id: int, partition: Partition, fetched: FetchedPartition, topic_id: UUID) -> None:
         """Store the state of the log that an answer without an error reports."""
-        position.failures, position.fetched_topic_id = 0, topic_id
-        position.high_watermark, position.log_start = fetched.high_watermark, fetched.log_start_offset
-        if position.has_known_map and position.preferred_read_replica != node_id:
+        partition.failures, partition.fetched_topic_id = 0, topic_id
+        partition.high_watermark, partition.log_start = fetched.high_watermark, fetched.log_start_offset
+        if partition.has_known_map and partition.preferred_read_replica != node_id:
             # Only the end offset of the leader is compared, because a follower's log may end before the records of the
             # offset map.
-            leadership = self._cluster.topology.leader(position.topic_partition)
+            leadership = self._cluster.topology.leader(partition.topic_partition)
             self._reader.maps.check_log(
-                position, fetched.high_watermark, -1 if leadership is None else leadership.epoch
+                partition, fetched.high_watermark, -1 if leadership is None else leadership.epoch
             )
         stable = fetched.last_stable_offset if self._parts.config.isolation_level == "read_committed" else -1
-        position.last_stable_offset = stable if stable >= 0 else fetched.high_watermark
+        partition.last_stable_offset = stable if stable >= 0 else fetched.high_watermark
         if fetched.preferred_read_replica >= 0:
-            position.preferred_read_replica = fetched.preferred_read_replica
-            position.preferred_read_replica_until = self._loop.time() + self._parts.config.metadata_max_age_ms / 1000
+            partition.preferred_read_replica = fetched.preferred_read_replica
+            partition.preferred_read_replica_until = self._loop.time() + self._parts.config.metadata_max_age_ms / 1000
             self.wake()
 
-    def _put_batches(self, position: Partition, fetched: FetchedPartition, counts: Counter[TopicPartition]) -> None:
+    def _put_batches(self, partition: Partition, fetched: FetchedPartition, counts: Counter[TopicPartition]) -> None:
         """Put the fetched batches of a partition into its queue, from the next offset to fetch on.
 
         At a batch that cannot be read, stop, and fetch it again or put an error in its place.
         """
-        config, records, partition = self._parts.config, fetched.records, position.topic_partition
+        config, records, topic_partition = self._parts.config, fetched.records, partition.topic_partition
         assert records is not None
         aborted = self._aborted_in(fetched)
         batches, batch, last = batches_of(records), None, None
@@ -659,21 +661,21 @@ class Fetcher:
             for batch in batches:
                 # Until the batch is checked, its offsets may be corrupt, too.
                 if (fault := fault_of(config, batch)) is not None:
-                    self._handle_corrupt(position, fault, _end_of_corrupt(position, batch, batches))
+                    self._handle_corrupt(partition, fault, _end_of_corrupt(partition, batch, batches))
                     return
-                if batch.next_offset <= (position.fetched or 0):
+                if batch.next_offset <= (partition.fetched or 0):
                     continue
                 if config.max_batch_bytes is not None and batch.size > config.max_batch_bytes:
-                    error = size_error(position, batch, config.max_batch_bytes)
-                    position.put(BufferedBatch(batch.next_offset, error=error))
+                    error = size_error(partition, batch, config.max_batch_bytes)
+                    partition.put(BufferedBatch(batch.next_offset, error=error))
                     return
-                if position.has_known_map:
-                    self._reader.maps.check_batch(position, batch.base_offset, batch.leader_epoch)
+                if partition.has_known_map:
+                    self._reader.maps.check_batch(partition, batch.base_offset, batch.leader_epoch)
                 is_visible = not (batch.is_control if aborted is None else aborted.hides(batch))
                 if is_visible:
-                    counts[partition] += batch.next_offset - batch.base_offset
+                    counts[topic_partition] += batch.next_offset - batch.base_offset
                 if is_visible and last is not None and last.add(batch):
-                    position.enlarge_last(batch.size)
+                    partition.enlarge_last(batch.size)
                     continue
                 last = BufferedBatch(
                     batch.next_offset,
@@ -681,42 +683,42 @@ class Fetcher:
                     leader_epoch=batch.leader_epoch,
                     decoding=self._decoding,
                 )
-                position.put(last)
+                partition.put(last)
         except MalformedMessageError as error:
-            self._handle_corrupt(position, str(error))
+            self._handle_corrupt(partition, str(error))
             return
         if batch is None:
             # The broker leaves out an incomplete batch only after a complete one, or sends no records (KIP-74).
-            self._handle_corrupt(position, f"{len(records)} bytes of records contain no complete record batch")
+            self._handle_corrupt(partition, f"{len(records)} bytes of records contain no complete record batch")
 
     def _aborted_in(self, fetched: FetchedPartition) -> AbortedTransactions | None:
         if fetched.aborted_transactions and self._parts.config.isolation_level == "read_committed":
             return AbortedTransactions(fetched.aborted_transactions)
         return None
 
-    def _handle_corrupt(self, position: Partition, reason: str, next_offset: int | None = None) -> None:
+    def _handle_corrupt(self, partition: Partition, reason: str, next_offset: int | None = None) -> None:
         """Fetch a corrupt batch again, because the network may have damaged it; after three attempts, deliver an error.
 
         ``next_offset`` is the offset after the batch; None if it is unknown.
         """
-        partition, offset = position.topic_partition, position.fetched or 0
-        corrupt_at, count = position.corrupt
+        topic_partition, offset = partition.topic_partition, partition.fetched or 0
+        corrupt_at, count = partition.corrupt
         count = count + 1 if corrupt_at == offset else 1
-        position.corrupt = offset, count
-        self._observer.emit(CorruptBatchFetched(partition, offset, reason))
+        partition.corrupt = offset, count
+        self._observer.emit(CorruptBatchFetched(topic_partition, offset, reason))
         if count < _CORRUPT_ATTEMPTS:
-            self._back_off([position])
+            self._back_off([partition])
         else:
-            error = CorruptRecordError(partition, offset, next_offset, reason)
-            position.put(BufferedBatch(next_offset or offset + 1, error=error))
+            error = CorruptRecordError(topic_partition, offset, next_offset, reason)
+            partition.put(BufferedBatch(next_offset or offset + 1, error=error))
 
     def _back_off(self, positions: Iterable[Partition]) -> None:
         now = self._loop.time()
-        for position in positions:
-            position.back_off(now + self._backoff.pause_s(position.failures + 1, random.random()))  # noqa: S311
+        for partition in positions:
+            partition.back_off(now + self._backoff.pause_s(partition.failures + 1, random.random()))  # noqa: S311
 
 
-def _end_of_corrupt(position: Partition, batch: RecordBatch, following: Iterator[RecordBatch]) -> int | None:
+def _end_of_corrupt(partition: Partition, batch: RecordBatch, following: Iterator[RecordBatch]) -> int | None:
     """Return the offset after a corrupt batch; None if it is unknown.
 
     The batch may claim any offset as its last. The claim is used only if it lies between the position and the next
@@ -726,7 +728,7 @@ def _end_of_corrupt(position: Partition, batch: RecordBatch, following: Iterator
     with contextlib.suppress(MalformedMessageError):
         # The first offset of a compressed batch of format 0 or 1 is not in its header.
         after = next((one.base_offset for one in following if one.first_timestamp is not None), None)
-    fetched, end = position.fetched or 0, position.high_watermark if after is None else after
+    fetched, end = partition.fetched or 0, partition.high_watermark if after is None else after
     if end is None or end <= fetched:
         return None
     return batch.next_offset if fetched < batch.next_offset <= end else after

@@ -49,7 +49,7 @@ __all__ = [
 class FetchSource:
     """Source of one assigned partition."""
 
-    position: Partition
+    partition: Partition
     topology: ClusterMetadata
     leadership: Leadership | None
     """None if the partition is unknown."""
@@ -61,50 +61,50 @@ class FetchSource:
 
         Return None if the partition has no leader.
         """
-        leadership, position = self.leadership, self.position
+        leadership, partition = self.leadership, self.partition
         if leadership is None:
             return None
-        if position.preferred_read_replica is not None and now < position.preferred_read_replica_until:
+        if partition.preferred_read_replica is not None and now < partition.preferred_read_replica_until:
             replicas = set(leadership.replicas) - set(leadership.offline)
-            if position.preferred_read_replica in replicas & self.topology.brokers.keys():
-                return position.preferred_read_replica
+            if partition.preferred_read_replica in replicas & self.topology.brokers.keys():
+                return partition.preferred_read_replica
         return None if leadership.leader_id < 0 else leadership.leader_id
 
     @property
     def is_recreated(self) -> bool:
         """True if the topic was recreated since its last fetch, so that its offsets belong to other records."""
-        fetched_id = self.position.fetched_topic_id
+        fetched_id = self.partition.fetched_topic_id
         # Two ids that are equal are nearly always the same object; a comparison by value is slow.
         return fetched_id is not self.topic_id and is_other_log(
-            fetched_id, self.position.topic_partition, self.topology
+            fetched_id, self.partition.topic_partition, self.topology
         )
 
     @property
     def is_unassigned(self) -> bool:
         """True if the group has assigned the topic by its id, and the topic of this name has another id (KIP-848)."""
-        assigned_id = self.position.assigned_topic_id
+        assigned_id = self.partition.assigned_topic_id
         return assigned_id is not self.topic_id and is_other_log(
-            assigned_id, self.position.topic_partition, self.topology
+            assigned_id, self.partition.topic_partition, self.topology
         )
 
     def request(self, offset: int, size: int) -> FetchPartition:
         """Return the entry of a fetch request for ``size`` bytes; the same object again if nothing has changed."""
-        position, last = self.position, self._last_request
+        partition, last = self.partition, self._last_request
         if (
             last is None
             or last.fetch_offset != offset
             or last.partition_max_bytes != size
-            or last.last_fetched_epoch != position.last_fetched_epoch
+            or last.last_fetched_epoch != partition.last_fetched_epoch
         ):
             last = self._last_request = FetchPartition(
-                topic=position.topic_partition.topic,
+                topic=partition.topic_partition.topic,
                 topic_id=self.topic_id,
-                partition=position.topic_partition.partition,
+                partition=partition.topic_partition.partition,
                 fetch_offset=offset,
                 partition_max_bytes=size,
                 current_leader_epoch=self.leadership.epoch if self.leadership is not None else -1,
                 # Lets the broker detect that the log was truncated below this position (KIP-320, KIP-595).
-                last_fetched_epoch=position.last_fetched_epoch,
+                last_fetched_epoch=partition.last_fetched_epoch,
             )
         return last
 
@@ -303,18 +303,18 @@ class FetchPlan:
     unassigned: tuple[TopicPartition, ...] = ()
     """Partitions that were left out because the topics of their names have other ids than the assigned topics."""
 
-    def is_valid_for(self, position: Partition) -> bool:
-        """Return True if the answer to this fetch is valid for ``position``.
+    def is_valid_for(self, partition: Partition) -> bool:
+        """Return True if the answer to this fetch is valid for ``partition``.
 
         It is not valid if the position has changed since, by a seek or by the answer of another broker. While the
         leader changes, the old leader may answer after a fetch was sent to the new leader. Only the first of two
         answers for the same offset is valid, because the second would be without the control batches of the first.
         """
-        fetch = self.partitions.get(position.topic_partition)
+        fetch = self.partitions.get(partition.topic_partition)
         return (
             fetch is not None
-            and self.epochs[position.topic_partition] == position.epoch
-            and fetch.fetch_offset == position.fetched
+            and self.epochs[partition.topic_partition] == partition.epoch
+            and fetch.fetch_offset == partition.fetched
         )
 
     def added_to(self, in_flight: FetchPlan) -> FetchPlan:
@@ -368,30 +368,30 @@ def make_plan(
     unassigned: list[TopicPartition] = []
     is_idle, lacks_room, retry_at, wanted = True, False, math.inf, 0
     for source in sources:
-        position = source.position
-        if source.node_id(now) != connection.node_id or not connection.has(position.topic_partition):
+        partition = source.partition
+        if source.node_id(now) != connection.node_id or not connection.has(partition.topic_partition):
             continue
         is_idle = False
-        if (offset := position.offset_to_fetch) is None:
+        if (offset := partition.offset_to_fetch) is None:
             continue
-        if position.retry_at > now:
-            retry_at = min(retry_at, position.retry_at)
+        if partition.retry_at > now:
+            retry_at = min(retry_at, partition.retry_at)
             continue
         if source.is_unassigned:
-            unassigned.append(position.topic_partition)
+            unassigned.append(partition.topic_partition)
             continue
         if source.is_recreated:
-            recreated.append(position.topic_partition)
+            recreated.append(partition.topic_partition)
             continue
-        partition = position.topic_partition
+        topic_partition = partition.topic_partition
         size, request_size = full_size, empty_size
-        if held := position.buffered_bytes:
+        if held := partition.buffered_bytes:
             size = request_size = min(limits.partition_max_bytes, share - held)
         if size < least:
             lacks_room = True
             continue
         wanted += size
-        chosen[partition], epochs[partition] = source.request(offset, request_size), position.epoch
+        chosen[topic_partition], epochs[topic_partition] = source.request(offset, request_size), partition.epoch
     # The answer may not be larger than the shares of these partitions, so that room is left for other brokers.
     max_bytes = min(limits.max_bytes, space.free_bytes, wanted)
     overdrawn: tuple[TopicPartition, ...] = ()
@@ -412,7 +412,7 @@ def make_plan(
 
 def _overdrawn(sources: Sequence[FetchSource], space: BufferSpace) -> tuple[TopicPartition, ...]:
     share = space.share_of(len(sources))
-    positions = (source.position for source in sources)
+    positions = (source.partition for source in sources)
     return tuple(one.topic_partition for one in positions if one.fetched is not None and one.buffered_bytes > share)
 
 

@@ -56,12 +56,12 @@ def seek_targets(
     return {one: _target(positions[one], share, whence) for one, share in zip(partitions, shares, strict=True)}
 
 
-def _target(position: int, share: int, whence: str) -> int | StartPoint:
+def _target(partition: int, share: int, whence: str) -> int | StartPoint:
     match whence:
         case "offset":
             return share
         case "current":
-            return StartPoint(StartFrom.OFFSET, max(0, position + share))
+            return StartPoint(StartFrom.OFFSET, max(0, partition + share))
         case _:
             return StartPoint(StartFrom(whence), shift=share)
 
@@ -76,17 +76,19 @@ class Seek:
         self._parts, self._positions = parts, parts.positions
         self._start_positions, self._offset_resetter = offset_resetter.start_positions, offset_resetter
 
-    def assigned_position(self, partition: TopicPartition) -> Partition:
+    def assigned_position(self, topic_partition: TopicPartition) -> Partition:
         """Return the position of an assigned partition.
 
         Raises:
             ConsumerStateError: the partition is not assigned.
         """
-        position = self._positions.get(partition)
-        if position is None:
+        partition = self._positions.get(topic_partition)
+        if partition is None:
             owned = ", ".join(sorted(map(str, self._positions.partitions))) or "none"
-            raise ConsumerStateError(f"{partition} is not assigned to this consumer; assigned partitions: {owned}")
-        return position
+            raise ConsumerStateError(
+                f"{topic_partition} is not assigned to this consumer; assigned partitions: {owned}"
+            )
+        return partition
 
     async def positions(
         self, partitions: Iterable[TopicPartition], *, skip_unassigned: bool = False
@@ -139,14 +141,14 @@ class Seek:
             OffsetOutOfRangeError: a partition has no committed offset, and ``auto_offset_reset`` is "none".
             RequestTimedOutError: a leader does not return an offset in time.
         """
-        before = {partition: self.assigned_position(partition).epoch for partition in partitions}
+        before = {topic_partition: self.assigned_position(topic_partition).epoch for topic_partition in partitions}
         committed = await look_up(before)
         policy = self._start_positions.policy
         return await self.seek_to(
             {
-                partition: policy.start_of_assigned(None, committed.get(partition))
-                for partition, epoch in before.items()
-                if (position := self._positions.get(partition)) is not None and position.epoch == epoch
+                topic_partition: policy.start_of_assigned(None, committed.get(topic_partition))
+                for topic_partition, epoch in before.items()
+                if (partition := self._positions.get(topic_partition)) is not None and partition.epoch == epoch
             }
         )
 
@@ -160,25 +162,25 @@ class Seek:
             ConsumerStateError: a partition is not assigned.
             RequestTimedOutError: no leader returned its log's offsets in time.
         """
-        moved = {partition: self.assigned_position(partition) for partition in to}
-        for partition, position in moved.items():
-            self._start_positions.drop_and_set_start(position, to[partition])
+        moved = {topic_partition: self.assigned_position(topic_partition) for topic_partition in to}
+        for topic_partition, partition in moved.items():
+            self._start_positions.drop_and_set_start(partition, to[topic_partition])
         self._parts.changed()
         await self._offset_resetter.wait_until_found(moved.values(), self._parts.default_timeout_s, skip_delayed=True)
-        owned = {one: position for one, position in moved.items() if self._positions.get(one) is position}
+        owned = {one: partition for one, partition in moved.items() if self._positions.get(one) is partition}
         delays = self._offset_resetter.delays
         found = {
-            one: position for one, position in owned.items() if one not in delays or position.delivered is not None
+            one: partition for one, partition in owned.items() if one not in delays or partition.delivered is not None
         }
-        return {one: self._found_position(position) for one, position in (found or owned).items()}
+        return {one: self._found_position(partition) for one, partition in (found or owned).items()}
 
-    def _found_position(self, position: Partition) -> int:
-        if position.is_refused:
-            raise OffsetOutOfRangeError(*position.topic_partition, position.reset_from)
-        if position.next_offset is None:
-            wait = position.start_wait or StartWait(0.0)
+    def _found_position(self, partition: Partition) -> int:
+        if partition.is_refused:
+            raise OffsetOutOfRangeError(*partition.topic_partition, partition.reset_from)
+        if partition.next_offset is None:
+            wait = partition.start_wait or StartWait(0.0)
             raise RequestTimedOutError(
-                f"{position.topic_partition} has no position yet, and is read once its leader returns the start offset:"
-                f" {wait.reason} - check the partition's leader"
+                f"{partition.topic_partition} has no position yet, and is read once its leader returns the start"
+                f" offset: {wait.reason} - check the partition's leader"
             )
-        return position.next_offset
+        return partition.next_offset

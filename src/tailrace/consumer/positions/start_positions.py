@@ -126,69 +126,69 @@ class StartPositions:
     def __init__(self, parts: ConsumerParts, reader: Reader, policy: StartPolicy) -> None:
         self._parts, self._positions, self.reader, self.policy = parts, parts.positions, reader, policy
 
-    def set_start(self, position: Partition, start: Start, before: int | None = None) -> None:
+    def set_start(self, partition: Partition, start: Start, before: int | None = None) -> None:
         """Read a partition from ``start`` on; the partition must have no buffered records.
 
         Args:
-            position: position of an assigned partition.
+            partition: an assigned partition.
             start: start of reading.
             before: former position, if it is out of range or its topic was recreated; the reset then emits an event.
         """
         if isinstance(start, StartPoint):
-            position.reset(start, before)
+            partition.reset(start, before)
         elif isinstance(start, OffsetAndMetadata):
-            self._set_committed_start(position, start)
+            self._set_committed_start(partition, start)
         else:
-            position.begin(start)
+            partition.begin(start)
 
-    def drop_and_set_start(self, position: Partition, start: Start, before: int | None = None) -> None:
+    def drop_and_set_start(self, partition: Partition, start: Start, before: int | None = None) -> None:
         """Drop a partition's buffered records and records in flight, and read the partition from ``start`` on.
 
         An earlier commit of the user is no longer in force.
         """
-        self.reader.drop([position.topic_partition])
-        position.move()
-        self.set_start(position, start, before)
+        self.reader.drop([partition.topic_partition])
+        partition.move()
+        self.set_start(partition, start, before)
 
     def read_recreated(self, partitions: Iterable[TopicPartition]) -> None:
         """Read partitions of recreated topics: drop records of the old topics, and look up starts in the new topics."""
-        for position in self._positions.of(partitions):
+        for partition in self._positions.of(partitions):
             self.drop_and_set_start(
-                position, self.policy.start_of_added(position.topic_partition), position.next_offset
+                partition, self.policy.start_of_added(partition.topic_partition), partition.next_offset
             )
         self._parts.changed()
 
-    def read_again(self, position: Partition, committed: OffsetAndMetadata) -> None:
+    def read_again(self, partition: Partition, committed: OffsetAndMetadata) -> None:
         """Read from a committed offset on, without records that the offset map lists as finished.
 
         If the topic was recreated after the partition was last fetched, ignore the offset and call ``read_recreated``.
         """
-        if is_other_log(position.topic_id, position.topic_partition, self._parts.cluster.topology):
-            self.read_recreated([position.topic_partition])
+        if is_other_log(partition.topic_id, partition.topic_partition, self._parts.cluster.topology):
+            self.read_recreated([partition.topic_partition])
         else:
-            self.drop_and_set_start(position, committed)
+            self.drop_and_set_start(partition, committed)
             self._parts.changed()
 
-    def require_seek(self, position: Partition) -> None:
+    def require_seek(self, partition: Partition) -> None:
         """Deliver an error in place of records until the user seeks (``auto_offset_reset="none"``)."""
-        error = OffsetOutOfRangeError(*position.topic_partition, position.reset_from)
-        position.put(BufferedBatch(0, error=error))
-        position.refuse()
+        error = OffsetOutOfRangeError(*partition.topic_partition, partition.reset_from)
+        partition.put(BufferedBatch(0, error=error))
+        partition.refuse()
         self.reader.wakeup.set()
 
-    def _set_committed_start(self, position: Partition, committed: OffsetAndMetadata) -> None:
+    def _set_committed_start(self, partition: Partition, committed: OffsetAndMetadata) -> None:
         offset, metadata, leader_epoch = committed
-        decoded, topic_id = decode_metadata(metadata, offset), position.fetched_topic_id
-        position.begin(offset, -1 if leader_epoch is None else leader_epoch, decoded.offset_map)
+        decoded, topic_id = decode_metadata(metadata, offset), partition.fetched_topic_id
+        partition.begin(offset, -1 if leader_epoch is None else leader_epoch, decoded.offset_map)
         # The cluster metadata may be outdated, so a recreation of the topic may be unknown yet. The next fetch detects
         # it by the former topic id.
-        position.fetched_topic_id = topic_id
-        if position.has_stale_commit:
+        partition.fetched_topic_id = topic_id
+        if partition.has_stale_commit:
             # Otherwise, the user has committed an offset since the partition was assigned.
-            position.note_committed(offset, decoded.user_text, decoded.offset_map)
-        if not position.is_fetchable or decoded.problem:
+            partition.note_committed(offset, decoded.user_text, decoded.offset_map)
+        if not partition.is_fetchable or decoded.problem:
             # A map that is used is reported after an assignment only, and not when records are read again.
-            self.reader.maps.report_found(position, decoded)
+            self.reader.maps.report_found(partition, decoded)
 
 
 # ---- look-up of start offsets at the partitions' leaders, for ``auto_offset_reset`` and for seeks --------------------
@@ -204,10 +204,10 @@ _DELAYED_S = 3.0
 class _LookUp:
     """Look-up of the start offset of one position."""
 
-    def __init__(self, position: Partition) -> None:
-        assert position.reset_to is not None
-        self.position, self.epoch = position, position.epoch
-        self.start: StartPoint = position.reset_to.with_timestamp(now_ms())
+    def __init__(self, partition: Partition) -> None:
+        assert partition.reset_to is not None
+        self.partition, self.epoch = partition, partition.epoch
+        self.start: StartPoint = partition.reset_to.with_timestamp(now_ms())
         self.known: dict[int, ListedOffset] = {}
         """Answers of the leader by timestamp."""
 
@@ -218,7 +218,7 @@ class _LookUp:
     @property
     def is_current(self) -> bool:
         """True if the position was not assigned, sought or reset since the look-up began."""
-        return self.position.epoch == self.epoch and self.position.reset_to is not None
+        return self.partition.epoch == self.epoch and self.partition.reset_to is not None
 
 
 class OffsetResetter:
@@ -288,51 +288,55 @@ class OffsetResetter:
                 missing = [p for p in self._positions if p.reset_to is not None]
                 # A recreated topic has no position until the group assigns its new id.
                 waiting = {p.topic_partition: p for p in missing if not self._is_unassigned(p)}
-                for position in waiting.values():
-                    if position.reset_to is not None and position.reset_to.whence is StartFrom.NONE:
-                        self.start_positions.require_seek(position)
+                for partition in waiting.values():
+                    if partition.reset_to is not None and partition.reset_to.whence is StartFrom.NONE:
+                        self.start_positions.require_seek(partition)
                         self._wake_waiters()
                 self._note_waits()
                 by_leader_id, leaderless = group_by_leader(
                     self._cluster, (p for p, at in waiting.items() if at.reset_to is not None)
                 )
-                for position in self._positions.of(leaderless):
-                    if position.start_wait is not None:
-                        position.start_wait.reason = "the partition has no leader"
+                for partition in self._positions.of(leaderless):
+                    if partition.start_wait is not None:
+                        partition.start_wait.reason = "the partition has no leader"
                 if leaderless or len(waiting) < len(missing):
                     self._parts.metadata_refresher.ask()
                 for leader_id in by_leader_id.keys() - self._busy_leaders:
                     self._busy_leaders.add(leader_id)
                     tasks.start_soon(
-                        self._look_up, leader_id, [waiting[partition] for partition in by_leader_id[leader_id]]
+                        self._look_up,
+                        leader_id,
+                        [waiting[topic_partition] for topic_partition in by_leader_id[leader_id]],
                     )
                 await self._wakeup.wait(self._report_delays())
 
     def _note_waits(self) -> None:
         now = asyncio.get_running_loop().time()
-        for position in self._positions:
-            wait = position.start_wait
-            if position.reset_to is not None:
-                position.start_wait = wait or StartWait(now)
+        for partition in self._positions:
+            wait = partition.start_wait
+            if partition.reset_to is not None:
+                partition.start_wait = wait or StartWait(now)
             elif wait is not None:
-                position.start_wait = None
-                if wait.is_reported and position.delivered is not None:
+                partition.start_wait = None
+                if wait.is_reported and partition.delivered is not None:
                     self._observer.emit(
-                        StartOffsetFound(position.topic_partition, position.delivered, now - wait.since)
+                        StartOffsetFound(partition.topic_partition, partition.delivered, now - wait.since)
                     )
 
     def _report_delays(self) -> float | None:
         """Emit an event for each partition that has waited for long; return the time at which the next one is due."""
         now = asyncio.get_running_loop().time()
         next_at: float | None = None
-        for position in self._positions:
-            wait = position.start_wait
+        for partition in self._positions:
+            wait = partition.start_wait
             if wait is None:
                 continue
             if not wait.is_reported and now >= wait.since + _DELAYED_S:
                 wait.is_reported = True
                 self._observer.emit(
-                    StartOffsetDelayed(position.topic_partition, str(position.reset_to), wait.reason, now - wait.since)
+                    StartOffsetDelayed(
+                        partition.topic_partition, str(partition.reset_to), wait.reason, now - wait.since
+                    )
                 )
                 # The leader may hang, and another broker may be the leader meanwhile.
                 self._parts.metadata_refresher.ask()
@@ -341,8 +345,8 @@ class OffsetResetter:
             next_at = due_at if next_at is None else min(next_at, due_at)
         return next_at
 
-    def _is_unassigned(self, position: Partition) -> bool:
-        return is_other_log(position.assigned_topic_id, position.topic_partition, self._cluster.topology)
+    def _is_unassigned(self, partition: Partition) -> bool:
+        return is_other_log(partition.assigned_topic_id, partition.topic_partition, self._cluster.topology)
 
     async def _look_up(self, leader_id: int, waiting: list[Partition]) -> None:
         """Request offsets from one leader until the start offsets are known; after a failure, pause and give up.
@@ -350,7 +354,9 @@ class OffsetResetter:
         The next round of ``run_resets`` looks up the missing start offsets.
         """
         # A seek may have set a position since this task was started.
-        lookups = {position.topic_partition: _LookUp(position) for position in waiting if position.reset_to is not None}
+        lookups = {
+            partition.topic_partition: _LookUp(partition) for partition in waiting if partition.reset_to is not None
+        }
         refused: dict[TopicPartition, BrokerError] = {}
         is_answered, is_found = True, False
         while is_answered and (wanted := _timestamps(lookups)):
@@ -364,11 +370,11 @@ class OffsetResetter:
                 self._note_reasons(dict.fromkeys(wanted, error))
             refused |= errors
             self._note_reasons(errors)
-            for partition in errors:
-                del lookups[partition]
-            for partition, offset in found.items():
-                lookup = lookups[partition]
-                lookup.known[wanted[partition]] = offset
+            for topic_partition in errors:
+                del lookups[topic_partition]
+            for topic_partition, offset in found.items():
+                lookup = lookups[topic_partition]
+                lookup.known[wanted[topic_partition]] = offset
                 if lookup.next_timestamp is None and lookup.is_current:
                     self._set_position(lookup)
                     is_found = True
@@ -383,9 +389,9 @@ class OffsetResetter:
 
     def _note_reasons(self, errors: Mapping[TopicPartition, TailraceError]) -> None:
         """Note why partitions have no start offset, for events and errors."""
-        for position in self._positions.of(errors):
-            if (wait := position.start_wait) is not None:
-                error = errors[position.topic_partition]
+        for partition in self._positions.of(errors):
+            if (wait := partition.start_wait) is not None:
+                error = errors[partition.topic_partition]
                 wait.reason, wait.is_refused = str(error), isinstance(error, BrokerError) and not error.retriable
 
     async def _pause(self, leader_id: int, refused: Mapping[TopicPartition, BrokerError]) -> None:
@@ -400,12 +406,12 @@ class OffsetResetter:
         await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311
 
     def _set_position(self, lookup: _LookUp) -> None:
-        position, (offset, leader_epoch) = lookup.position, lookup.start.resolve(lookup.known)
-        before, policy = position.reset_from, str(position.reset_to)
-        position.resolve(offset, leader_epoch)
+        partition, (offset, leader_epoch) = lookup.partition, lookup.start.resolve(lookup.known)
+        before, policy = partition.reset_from, str(partition.reset_to)
+        partition.resolve(offset, leader_epoch)
         if before is not None:
             lost = offset - before if offset > before else None
-            self._observer.emit(OffsetReset(position.topic_partition, before, offset, policy, lost))
+            self._observer.emit(OffsetReset(partition.topic_partition, before, offset, policy, lost))
 
 
 def _timestamps(lookups: dict[TopicPartition, _LookUp]) -> dict[TopicPartition, int]:
