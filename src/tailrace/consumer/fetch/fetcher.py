@@ -746,4 +746,7 @@ def connection_name(name: str, number: int, *, is_for_added: bool = False) -> st
 
 
 def _size_of(answer: FetchResponse) -> int:
-    return sum(len(one.records) for one in answer.partitions if one.records)
+    size = 0
+    for one in answer.partitions:
+        size += len(one.records or b"")
+    return size
