@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tailrace import ConfigurationError, Record, SchemaRegistry, TopicPartition
-from tailrace.app.processes.child_process import Child
+from tailrace.app.processes.supervised_process import Child
 from tailrace.cli import main
 from tailrace.cli.tail import writer_of
 from tailrace.config import resolve

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import KafkaException
 
 from tailrace import ConfigurationError, ConsumerStateError, HandlerFailedError, TailraceError, WorkerPool
-from tailrace.app.processes.child_process import failure_message, unpickled_error
+from tailrace.app.processes.supervised_process import failure_message, unpickled_error
 from tailrace.app.processes.worker_process import label_output
 from tailrace.observe.events import WorkerExited, WorkerStarted
 from tailrace.testing import KafkaServer

@@ -18,14 +18,6 @@ from typing_extensions import Unpack
 from tailrace.admin.offsets import commit_offsets, committed_offsets
 from tailrace.admin.topics import partitions_of
 from tailrace.app.health.checks import Check, Health
-from tailrace.app.processes.child_process import (
-    MARGIN_S,
-    ProcessExit,
-    SupervisedProcess,
-    pickled,
-    set_ready_when_settled,
-    unpickled_error,
-)
 from tailrace.app.processes.merged_stream import LeaseKey, MergedStream, PartitionLease
 from tailrace.app.processes.messages import (
     CommitMessage,
@@ -38,6 +30,14 @@ from tailrace.app.processes.messages import (
     ReadyMessage,
     SliceMessage,
     records_of,
+)
+from tailrace.app.processes.supervised_process import (
+    MARGIN_S,
+    ProcessExit,
+    SupervisedProcess,
+    pickled,
+    set_ready_when_settled,
+    unpickled_error,
 )
 from tailrace.app.processes.worker_plan import assign_in_turn, check_count, instance_id_template, is_outage, workers_for
 from tailrace.awaitables import AutoResetEvent

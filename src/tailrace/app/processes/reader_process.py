@@ -15,7 +15,6 @@ from typing import Any
 
 import anyio
 
-from tailrace.app.processes.child_process import Parent, failure_message, next_body, pickled
 from tailrace.app.processes.messages import (
     CommitMessage,
     CommittedMessage,
@@ -31,6 +30,7 @@ from tailrace.app.processes.messages import (
     encode,
     slice_of,
 )
+from tailrace.app.processes.supervised_process import Parent, failure_message, next_body, pickled
 from tailrace.config import resolve
 from tailrace.consumer.sink_consumer import SinkConsumer
 from tailrace.core.cluster_metadata import is_other_log

@@ -16,14 +16,14 @@ from tailrace.app.app import split_app_name
 from tailrace.app.health.checks import Check, Health
 from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, health_app, lag_report
 from tailrace.app.lifecycle import wait_for_any
-from tailrace.app.processes.child_process import (
+from tailrace.app.processes.messages import FromChild
+from tailrace.app.processes.supervised_process import (
     MARGIN_S,
     ProcessExit,
     SupervisedProcess,
     pickled,
     set_ready_when_settled,
 )
-from tailrace.app.processes.messages import FromChild
 from tailrace.app.processes.worker_plan import check_count
 from tailrace.config import ConsumerOptions, check_names, hide_secrets, resolve
 from tailrace.consumer.supervisor import Supervisor, as_tailrace_error

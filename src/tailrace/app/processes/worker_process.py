@@ -20,7 +20,6 @@ import anyio
 from tailrace.app.app import App, load_app
 from tailrace.app.health.checks import Health
 from tailrace.app.lifecycle import wait_for_any
-from tailrace.app.processes.child_process import Parent, failure_message
 from tailrace.app.processes.messages import (
     ReadyMessage,
     StatisticsMessage,
@@ -29,6 +28,7 @@ from tailrace.app.processes.messages import (
     StopMessage,
     ToChild,
 )
+from tailrace.app.processes.supervised_process import Parent, failure_message
 from tailrace.app.processes.worker_plan import check_transactional_id, instance_id_template
 from tailrace.config import resolve
 from tailrace.errors import ConfigurationError, ConsumerStateError, TailraceError
