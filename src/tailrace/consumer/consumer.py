@@ -27,7 +27,7 @@ from tailrace.consumer.arguments import (
 from tailrace.consumer.delivery.polled_records import PolledRecords
 from tailrace.consumer.delivery.reader import Batches, Reader, poll_or_stop, poll_within, poll_within_timeout
 from tailrace.consumer.delivery.streams import RecordStream, Streams
-from tailrace.consumer.group.assignment import in_callback
+from tailrace.consumer.group.rebalance import in_callback
 from tailrace.consumer.monitoring import (
     ConsumerHealth,
     ConsumerOffsets,

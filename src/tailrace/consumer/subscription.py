@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from tailrace.awaitables import AutoResetEvent
 from tailrace.consumer.arguments import BrokerPattern, TopicPattern
-from tailrace.consumer.group.assignment import Assignment
 from tailrace.consumer.group.membership import ConsumerMembership
+from tailrace.consumer.group.rebalance import Assignment
 from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.offsets.queries import TOPIC_GRACE_S, OffsetQueries, check_topics
 from tailrace.consumer.parts import ConsumerParts

@@ -14,7 +14,6 @@ from typing_extensions import Unpack
 
 from tailrace.awaitables import resolve_call
 from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, hide_secrets, resolve
-from tailrace.consumer.group.assignment import in_callback, mark_callback
 from tailrace.consumer.group.assignors import Strategy
 from tailrace.consumer.group.classic import ClassicMember
 from tailrace.consumer.group.machine import (
@@ -28,6 +27,7 @@ from tailrace.consumer.group.machine import (
     TakeOver,
 )
 from tailrace.consumer.group.membership import Membership, member_settings
+from tailrace.consumer.group.rebalance import in_callback, mark_callback
 from tailrace.consumer.group.requests import GroupRequests, joined_event
 from tailrace.consumer.supervisor import Supervisor
 from tailrace.errors import ConfigurationError, ConsumerStateError, NoCommonAssignorError, RebalanceError, TailraceError

@@ -25,7 +25,6 @@ from tailrace.awaitables import AutoResetEvent
 from tailrace.config import ConsumerConfig
 from tailrace.consumer.arguments import BrokerPattern, TopicPattern
 from tailrace.consumer.delivery.reader import Reader
-from tailrace.consumer.group.assignment import Assignment
 from tailrace.consumer.group.assignors import strategies_of
 from tailrace.consumer.group.classic import ClassicMember
 from tailrace.consumer.group.kip848 import Kip848Member
@@ -57,6 +56,7 @@ from tailrace.consumer.group.machine import (
     TakenOver,
     TakeOver,
 )
+from tailrace.consumer.group.rebalance import Assignment
 from tailrace.consumer.group.requests import GroupRequests, outcome_of
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.core.backoff import Backoff

@@ -1,4 +1,4 @@
-"""Assignment of a consumer in its group: the order of a takeover, a revocation and a loss of partitions.
+"""Rebalance of a consumer: the order in which an ``Assignment`` takes over, revokes and loses partitions.
 
 The order is guaranteed, and each of ``take_over``, ``revoke`` and ``lose`` shows the whole of one order. Meanwhile,
 another task sends heartbeats. A later takeover or release cancels the one in progress.
