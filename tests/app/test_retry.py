@@ -145,18 +145,18 @@ NO_DEAD_LETTERS = {"has_dead_letter": False}
         (FAILED, 1, {}, RetryDecision(FailureAction.RETRY, 0.2)),
         (FAILED, 2, NO_DEAD_LETTERS, ONCE_MORE),
         (FAILED, 2, {"retry": DELAYED}, ONCE_MORE),
-        (FAILED, 2, {"retry": DELAYED, "attempt_topic_index": 1}, ONCE_MORE),
+        (FAILED, 2, {"retry": DELAYED, "topic_delay_ms": 60_000}, ONCE_MORE),
         # attempts used up: the next retry topic, then the dead-letter topic
-        (FAILED, 3, {"retry": DELAYED}, RetryDecision(FailureAction.RETRY_TOPIC, 10.0, 0)),
+        (FAILED, 3, {"retry": DELAYED}, RetryDecision(FailureAction.RETRY_TOPIC, 10.0, 10_000)),
         (
             FAILED,
             3,
-            {"retry": DELAYED, "attempt_topic_index": 0},
-            RetryDecision(FailureAction.RETRY_TOPIC, 60.0, 1),
+            {"retry": DELAYED, "topic_delay_ms": 10_000},
+            RetryDecision(FailureAction.RETRY_TOPIC, 60.0, 60_000),
         ),
-        (FAILED, 3, {"retry": DELAYED} | NO_DEAD_LETTERS, RetryDecision(FailureAction.RETRY_TOPIC, 10.0, 0)),
-        (FAILED, 3, {"retry": DELAYED, "attempt_topic_index": 1}, DEAD),
-        (FAILED, 3, {"retry": DELAYED, "attempt_topic_index": 7}, DEAD),
+        (FAILED, 3, {"retry": DELAYED} | NO_DEAD_LETTERS, RetryDecision(FailureAction.RETRY_TOPIC, 10.0, 10_000)),
+        (FAILED, 3, {"retry": DELAYED, "topic_delay_ms": 60_000}, DEAD),
+        (FAILED, 3, {"retry": DELAYED, "topic_delay_ms": 99_000}, DEAD),
         (FAILED, 3, {}, DEAD),
         # not retriable: dead-lettered at once
         (HOPELESS, 1, {"retry": DELAYED}, DEAD),
@@ -168,7 +168,7 @@ NO_DEAD_LETTERS = {"has_dead_letter": False}
         (
             FAILED,
             3,
-            {"retry": DELAYED, "attempt_topic_index": 1} | NO_DEAD_LETTERS,
+            {"retry": DELAYED, "topic_delay_ms": 60_000} | NO_DEAD_LETTERS,
             RetryDecision(FailureAction.PAUSE, 5.0),
         ),
         (REJECTED, 1, {"retry": DELAYED} | NO_DEAD_LETTERS, RetryDecision(FailureAction.PAUSE, 5.0)),
@@ -177,10 +177,35 @@ NO_DEAD_LETTERS = {"has_dead_letter": False}
 def test_failures_lead_to_the_documented_decisions(error, failures, situation, decision):
     """The rules return the decision for each row of the table."""
     options = {"retry": RETRY, "has_dead_letter": True, "on_failure": "pause", "never": NEVER} | situation
-    topic_index = options.pop("attempt_topic_index", None)
+    topic_delay_ms = options.pop("topic_delay_ms", None)
     rules = FailureRules(outages=(ConnectionError,), **options)
 
-    assert rules.decide(failures, error, EVEN, topic_index) == decision
+    assert rules.decide(failures, error, EVEN, topic_delay_ms) == decision
+
+
+@pytest.mark.parametrize(
+    ("delay_ms", "delays_ms", "next_ms"),
+    [
+        (None, (5, 60), 5),
+        (5, (5, 60), 60),
+        (60, (5, 60), None),
+        (60, (60, 5), 5),
+        # delays removed from the handler's retry policy
+        (10, (5, 60), 60),
+        (1, (5, 60), 5),
+        (99, (5, 60), None),
+        (5, (), None),
+        (None, (), None),
+    ],
+)
+def test_record_continues_after_the_retry_topic_it_came_from(delay_ms, delays_ms, next_ms):
+    """A record of a removed delay continues with the next longer delay; after the last topic, it is dead-lettered."""
+    decision = FailureRules(Retry(attempts=1, topic_delays_ms=delays_ms), "pause", True).decide(
+        1, FAILED, EVEN, delay_ms
+    )
+
+    assert decision.topic_delay_ms == next_ms
+    assert decision.action is (FailureAction.DEAD_LETTER if next_ms is None else FailureAction.RETRY_TOPIC)
 
 
 @pytest.mark.parametrize(("on_failure", "step"), [("stop", FailureAction.STOP), ("skip", FailureAction.SKIP)])
@@ -210,11 +235,11 @@ def test_every_failing_record_comes_to_a_final_decision(attempts, delays_ms, dea
         tried, failures = tried + 1, failures + 1
         decision = FailureRules(retry, on_failure, dead_letter).decide(failures, FAILED, chance, came_by)
         if decision.action is FailureAction.RETRY_TOPIC:
-            came_by, failures = decision.retry_topic, 0
+            came_by, failures = decision.topic_delay_ms, 0
             topics.append(came_by)
         elif decision.action is not FailureAction.RETRY:
             break
 
     assert tried == attempts * (1 + len(delays_ms))
-    assert topics == list(range(len(delays_ms)))
+    assert topics == delays_ms
     assert decision.action is (FailureAction.DEAD_LETTER if dead_letter else FailureAction[on_failure.upper()])

@@ -268,8 +268,8 @@ class RetryDecision:
     action: FailureAction
     pause_s: float = 0.0
     """Time in seconds before the next attempt, including an attempt after RETRY_TOPIC; 0 if there is none."""
-    retry_topic: int | None = None
-    """Index of the retry topic; None unless ``action`` is RETRY_TOPIC."""
+    topic_delay_ms: int | None = None
+    """Delay of the retry topic in milliseconds; None unless ``action`` is RETRY_TOPIC."""
 
 
 _ON_FAILURE_ACTIONS = {"pause": FailureAction.PAUSE, "stop": FailureAction.STOP, "skip": FailureAction.SKIP}
@@ -294,7 +294,7 @@ class FailureRules:
     outages: tuple[type[BaseException], ...] = ()
 
     def decide(
-        self, failures: int, error: BaseException, chance: float, attempt_topic_index: int | None = None
+        self, failures: int, error: BaseException, chance: float, topic_delay_ms: int | None = None
     ) -> RetryDecision:
         """Return the action for a record that failed.
 
@@ -303,7 +303,7 @@ class FailureRules:
                 If the last failure is an outage, the number of outages.
             error: Error of the last attempt.
             chance: Random number in [0, 1) for the jitter.
-            attempt_topic_index: Index of the retry topic that the record was read from; None for the original topic.
+            topic_delay_ms: Delay of the retry topic that the record was read from; None for the original topic.
         """
         retry = self.retry
         if consists_of(error, self.outages):
@@ -312,13 +312,28 @@ class FailureRules:
             pause_s = retry.pause_s(failures, chance)
             if pause_s is not None:
                 return RetryDecision(FailureAction.RETRY, pause_s)
-            following = 0 if attempt_topic_index is None else attempt_topic_index + 1
-            if following < len(retry.topic_delays_ms):
-                return RetryDecision(FailureAction.RETRY_TOPIC, retry.topic_delays_ms[following] / 1000, following)
+            next_delay_ms = self._next_topic_delay_ms(topic_delay_ms)
+            if next_delay_ms is not None:
+                return RetryDecision(FailureAction.RETRY_TOPIC, next_delay_ms / 1000, next_delay_ms)
         if self.has_dead_letter:
             return RetryDecision(FailureAction.DEAD_LETTER)
         action = _ON_FAILURE_ACTIONS[self.on_failure]
         return RetryDecision(action, retry.max_backoff_ms / 1000 if action is FailureAction.PAUSE else 0.0)
+
+    def _next_topic_delay_ms(self, topic_delay_ms: int | None) -> int | None:
+        """Return the delay of the retry topic after that with ``topic_delay_ms``; None after the last one.
+
+        The first retry topic comes after the original topic. If the handler no longer has a retry topic with this
+        delay, the record continues with the first topic that has a longer delay.
+        """
+        delays_ms = self.retry.topic_delays_ms
+        if topic_delay_ms is None:
+            following = delays_ms
+        elif topic_delay_ms in delays_ms:
+            following = delays_ms[delays_ms.index(topic_delay_ms) + 1 :]
+        else:
+            following = [one for one in delays_ms if one > topic_delay_ms]
+        return following[0] if following else None
 
 
 def consists_of(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:

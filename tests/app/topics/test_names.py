@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tailrace import ConfigurationError
 from tailrace.app.handlers import Handlers
 from tailrace.app.options import AppConfig
-from tailrace.app.topics.names import DEAD, REPLAY, RETRY, NameForm, topic_name
+from tailrace.app.topics.names import DEAD, REPLAY, RETRY, NameForm, delay_name, topic_name
 from tailrace.app.topics.routes import Routes
 
 NAMES = st.text("ab.-_", min_size=1, max_size=8)
@@ -192,3 +192,30 @@ def test_overlapping_patterns_are_found_with_their_topic():
 
     assert routes.overlapping_handlers("orderlies") is None
     assert routes.overlapping_handlers("orders") == tuple(routes.handlers)
+
+
+# ---- delays --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("delay_ms", "name"),
+    [
+        (5_000, "5s"),
+        (60_000, "1m"),
+        (600_000, "10m"),
+        (7_200_000, "2h"),
+        (90_000, "90s"),
+        (1_500, "1500ms"),
+        (1, "1ms"),
+    ],
+)
+def test_delay_name_has_the_largest_exact_unit(delay_ms, name):
+    """The name of a delay uses its largest exact unit, such as 10m for 600,000 ms."""
+    assert delay_name(delay_ms) == name
+
+
+@given(st.integers(1, 10**9), st.integers(1, 10**9))
+def test_delay_names_are_unique_and_legal(one, other):
+    """Different delays have different names, and names are legal in a topic name."""
+    assert (delay_name(one) == delay_name(other)) is (one == other)
+    assert re.fullmatch(r"[0-9]+(ms|s|m|h)", delay_name(one))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import PublishError, Record, TopicPartition
-from tailrace.app.topics.delay_queue import wait_ms
+from tailrace.app.failures.delayed_records import wait_ms
 from tailrace.app.transactions.window import DeferredRecords, Window, WindowSettings, WindowStep
 
 SETTINGS = WindowSettings(interval_s=0.1, max_records=10, timeout_s=10)

@@ -1,5 +1,9 @@
 """Records of retry topics, which wait in memory until they are due.
 
+The writer of a record puts the due time into a header, and the reader compares it with the clock of its own host. A
+record never waits longer than the delay of its topic, so a wrong clock cannot delay the record forever. The records of
+a partition are delivered in order; all have the same delay, so normally the first record is due first.
+
 At most 32 records of a partition wait at a time. More records of the partition are read only after all of these were
 delivered, so that most waiting records stay undecoded or on the broker. All partitions share one timer.
 """
@@ -7,16 +11,85 @@ delivered, so that most waiting records stay undecoded or on the broker. All par
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from tailrace.app.failures.dead_letters import due_at
-from tailrace.app.topics.delay_queue import DelayedRecords, wait_ms
 from tailrace.app.topics.names import RetryTopic
 from tailrace.awaitables import AutoResetEvent
 from tailrace.core.progress import Lease
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["RetryTopicRecords"]
+__all__ = ["DelayedRecords", "RetryTopicRecords", "wait_ms"]
+
+# ---- fetched records that are not due yet, by the clock of the caller ------------------------------------------------
+
+
+def wait_ms(due_at_ms: int | None, *, written_at_ms: int, delay_ms: int, now_ms: int) -> int:
+    """Return how many milliseconds a record of a retry topic has to wait from now on, at most ``delay_ms``.
+
+    ``due_at_ms`` is the due time in the record's header; None if the header is missing or invalid.
+    """
+    due = written_at_ms + delay_ms if due_at_ms is None else due_at_ms
+    return min(max(due - now_ms, 0), delay_ms)
+
+
+class _DelayedLease(NamedTuple):
+    lease: Lease
+    due: deque[float]
+    """Due time of each record."""
+
+
+class DelayedRecords:
+    """Fetched records of retry topics until they are due, at most one lease of each partition.
+
+    All times are of one clock.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[TopicPartition, _DelayedLease] = {}
+
+    def __contains__(self, partition: object) -> bool:
+        return partition in self._held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def put(self, lease: Lease, due: Iterable[float]) -> None:
+        """Add a lease of a partition that has none here; ``due`` are the due times of its records, in order."""
+        assert lease.partition not in self._held, "a partition was read although its earlier records are not due yet"
+        self._held[lease.partition] = _DelayedLease(lease, deque(due))
+
+    def next_at(self, now: float) -> float | None:
+        """Return the earliest due time after ``now`` of any partition's first record; None if there is none."""
+        return min((head for one in self._held.values() if (head := one.due[0]) > now), default=None)
+
+    def due_partitions(self, now: float) -> list[TopicPartition]:
+        """Return the partitions whose first record is due."""
+        return [partition for partition, one in self._held.items() if one.due[0] <= now]
+
+    def take(self, partition: TopicPartition, now: float, room: int) -> Lease | None:
+        """Remove up to ``room`` due records of a partition; return their lease, or None if there are none."""
+        lease, due = self._held[partition]
+        count = 0
+        while due and count < room and due[0] <= now:
+            due.popleft()
+            count += 1
+        if not due:
+            del self._held[partition]
+        if not count:
+            return None
+        rest = lease.rest
+        return lease.split([rest[:count]], rest[count:])[0]
+
+    def drop(self, partition: TopicPartition) -> Lease | None:
+        """Remove all records of a partition; return their lease, or None if there are none."""
+        held = self._held.pop(partition, None)
+        return None if held is None else held.lease
+
+
+# ---- delivery of records when they are due ---------------------------------------------------------------------------
 
 _MAX_WAITING = 32
 """Maximum number of waiting records of a partition."""

@@ -7,6 +7,8 @@ waits: an error would end this process, then the process to which the partition 
 
 The records of a batch that are retried form one smaller batch in the same order, which waits for the shortest pause of
 its records.
+
+``app.policies.FailureRules`` chooses the action for a failed record, and the next retry topic; the policy does it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from tailrace.app.policies import FailureAction, FailureCount, FailureCounts, Fa
 from tailrace.app.publish.results import gather_in_order
 from tailrace.app.sources import Transactions
 from tailrace.app.stack_frames import where_raised, with_short_tracebacks
-from tailrace.app.topics.delay_queue import retry_topic_index
 from tailrace.errors import (
     DeadLetterError,
     DecodeError,
@@ -132,7 +133,7 @@ class _FailedRecord:
 
 
 class FailurePolicy:
-    """Retries or gives up the failed records of one handler, as ``app.policies`` decides.
+    """Retries or gives up the failed records of one handler, as ``app.policies.FailureRules`` decides.
 
     With transactions, a record that must wait longer than the open transaction may last is set aside: it is removed
     from the transaction and delivered again later.
@@ -206,7 +207,7 @@ class FailurePolicy:
                 count.outages if caused_by_outage else count.failures,
                 error,
                 chance,
-                retry_topic_index(self._delay_of(record.topic), self._rules.retry.topic_delays_ms),
+                self._delay_of(record.topic),
             )
             found.append(_FailedRecord(record, error, count, decision))
         return found
@@ -291,8 +292,8 @@ class FailurePolicy:
             return
         match decision.action:
             case FailureAction.RETRY_TOPIC:
-                assert decision.retry_topic is not None
-                delay_ms = self._handler.retry.topic_delays_ms[decision.retry_topic]
+                delay_ms = decision.topic_delay_ms
+                assert delay_ms is not None
                 outgoing = self._dead_letter_publisher.for_retry_topic(record, failures, error, name, delay_ms)
                 if await self._send(executor, record, outgoing, error):
                     event = RecordDelayed(

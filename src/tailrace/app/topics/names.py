@@ -12,17 +12,27 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tailrace.app.handlers import Handler
-from tailrace.app.topics.delay_queue import delay_name
 from tailrace.core.cluster_metadata import ILLEGAL_IN_TOPIC_NAME, topic_name_fault
 from tailrace.errors import ConfigurationError
 
-__all__ = ["DEAD", "REPLAY", "RETRY", "NameForm", "RetryTopic", "retry_topic", "retry_topics_of", "topic_name"]
+__all__ = [
+    "DEAD",
+    "REPLAY",
+    "RETRY",
+    "NameForm",
+    "RetryTopic",
+    "delay_name",
+    "retry_topic",
+    "retry_topics_of",
+    "topic_name",
+]
 
 DEAD = "{topic}.{group}.dead"
 RETRY = "{topic}.{group}.retry.{delay}"
 REPLAY = "{topic}.{group}.replay"
 
 _FIELDS = ("topic", "group", "delay")
+_UNITS = ((3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms"))
 
 
 def topic_name(template: str = DEAD, *, topic: str, group: str, delay: str | None = None) -> str:
@@ -128,6 +138,12 @@ class RetryTopic:
     """Topic from which the records were first read."""
     delay_ms: int
     """Milliseconds from the publishing of a record to this topic until its next attempt."""
+
+
+def delay_name(delay_ms: int) -> str:
+    """Return a delay as it appears in topic names, such as ``30s``, ``10m`` or ``1500ms``; unique for each delay."""
+    size, unit = next((size, unit) for size, unit in _UNITS if delay_ms % size == 0)
+    return f"{delay_ms // size}{unit}"
 
 
 def retry_topic(origin: str, group_id: str, delay_ms: int) -> str:

@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from tailrace.app.failures.dead_letters import due_at
+from tailrace.app.failures.delayed_records import wait_ms
 from tailrace.app.policies import FailureCounts
 from tailrace.app.refused_records import RefusedRecords
 from tailrace.app.sources import HandlerGroup
-from tailrace.app.topics.delay_queue import wait_ms
 from tailrace.app.topics.names import RetryTopic
 from tailrace.app.transactions.attempts import Attempts
 from tailrace.app.transactions.partitions import (

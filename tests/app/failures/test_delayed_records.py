@@ -1,14 +1,10 @@
-"""Delays and due times of retry topics, and records that wait until they are due."""
+"""Due times of records of retry topics, and records that wait until they are due."""
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tailrace.app.topics.delay_queue import DelayedRecords, delay_name, retry_topic_index, wait_ms
+from tailrace.app.failures.delayed_records import DelayedRecords, wait_ms
 from tailrace.core.progress import Lease, Progress
 from tailrace.records import TopicPartition
 from tests.support.simulation.records import records_at
@@ -28,31 +24,7 @@ def offsets(lease: Lease | None) -> list[int]:
     return [] if lease is None else [one.offset for one in lease.rest]
 
 
-# ---- delays --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("delay_ms", "name"),
-    [
-        (5_000, "5s"),
-        (60_000, "1m"),
-        (600_000, "10m"),
-        (7_200_000, "2h"),
-        (90_000, "90s"),
-        (1_500, "1500ms"),
-        (1, "1ms"),
-    ],
-)
-def test_delay_name_has_the_largest_exact_unit(delay_ms, name):
-    """The name of a delay uses its largest exact unit, such as 10m for 600,000 ms."""
-    assert delay_name(delay_ms) == name
-
-
-@given(st.integers(1, 10**9), st.integers(1, 10**9))
-def test_delay_names_are_unique_and_legal(one, other):
-    """Different delays have different names, and names are legal in a topic name."""
-    assert (delay_name(one) == delay_name(other)) is (one == other)
-    assert re.fullmatch(r"[0-9]+(ms|s|m|h)", delay_name(one))
+# ---- due times ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -72,26 +44,6 @@ def test_delay_names_are_unique_and_legal(one, other):
 def test_wait_is_until_the_due_time(due_at_ms, written_at_ms, now_ms, left_ms):
     """A record waits until its due time, for the topic's delay at most, whatever the clocks show."""
     assert wait_ms(due_at_ms, written_at_ms=written_at_ms, delay_ms=5_000, now_ms=now_ms) == left_ms
-
-
-@pytest.mark.parametrize(
-    ("delay_ms", "retry_topics", "hop"),
-    [
-        (None, (5, 60), None),
-        (5, (5, 60), 0),
-        (60, (5, 60), 1),
-        (60, (60, 5), 0),
-        # delays removed from the handler's retry policy
-        (10, (5, 60), 0),
-        (1, (5, 60), None),
-        (99, (5, 60), 1),
-        (5, (), None),
-        (None, (), None),
-    ],
-)
-def test_record_continues_after_the_retry_topic_it_came_from(delay_ms, retry_topics, hop):
-    """A record of a removed delay continues with the next longer delay."""
-    assert retry_topic_index(delay_ms, retry_topics) == hop
 
 
 # ---- waiting records -----------------------------------------------------------------------------------------------
