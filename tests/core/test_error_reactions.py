@@ -7,7 +7,7 @@ import pytest
 from tailrace.consumer.group import classic, kip848
 from tailrace.consumer.group import classic as classic_states
 from tailrace.consumer.group import kip848 as kip848_states
-from tailrace.consumer.group.machine import (
+from tailrace.consumer.group.group_machine import (
     CoordinatorGone,
     GenerationLost,
     GroupEvent,

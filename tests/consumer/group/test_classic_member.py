@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from tailrace.consumer.group import machine as membership_events
+from tailrace.consumer.group import group_machine as membership_events
 from tailrace.consumer.group.classic import ALIVE, OVER, TABLE, ClassicMember, ClassicState
-from tailrace.consumer.group.machine import (
+from tailrace.consumer.group.group_machine import (
     CoordinatorGone,
     FindPartitions,
     ForgetCoordinator,

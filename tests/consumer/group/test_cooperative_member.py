@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tailrace.consumer.group.classic import OVER, TABLE, ClassicMember, ClassicState
-from tailrace.consumer.group.machine import (
+from tailrace.consumer.group.group_machine import (
     CoordinatorGone,
     FindPartitions,
     ForgetCoordinator,

@@ -17,7 +17,7 @@ from random import Random
 import pytest
 
 from tailrace.consumer.group.classic import ClassicState
-from tailrace.consumer.group.machine import Release, SendHeartbeat, TakeOver
+from tailrace.consumer.group.group_machine import Release, SendHeartbeat, TakeOver
 from tailrace.records import TopicPartition
 from tests.support.simulation.classic_group import LOST, Consumer, Letter, World
 

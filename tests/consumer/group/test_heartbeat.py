@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tailrace.consumer.group.machine import Heartbeat
+from tailrace.consumer.group.group_machine import Heartbeat
 
 
 @pytest.fixture

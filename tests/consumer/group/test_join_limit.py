@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.consumer.group.machine import (
+from tailrace.consumer.group.group_machine import (
     CoordinatorGone,
     JoinedAsFollower,
     LeaveAnswered,

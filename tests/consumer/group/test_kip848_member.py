@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.consumer.group import machine as membership_events
-from tailrace.consumer.group.kip848 import ALIVE, OVER, TABLE, Kip848Member, Kip848State
-from tailrace.consumer.group.machine import (
+from tailrace.consumer.group import group_machine as membership_events
+from tailrace.consumer.group.group_machine import (
     CoordinatorGone,
     FindTopicNames,
     ForgetCoordinator,
@@ -52,6 +51,7 @@ from tailrace.consumer.group.machine import (
     TakeOver,
     TopicNamesFound,
 )
+from tailrace.consumer.group.kip848 import ALIVE, OVER, TABLE, Kip848Member, Kip848State
 from tailrace.core.group_requests import Identity
 from tailrace.errors import FencedMemberError, RebalanceError
 from tailrace.protocol.groups import MemberAssignment

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.consumer.group.classic import ClassicState
-from tailrace.consumer.group.machine import Release, SendHeartbeat, TakeOver
+from tailrace.consumer.group.group_machine import Release, SendHeartbeat, TakeOver
 from tailrace.records import TopicPartition
 from tests.support.simulation.classic_group import LOST, Consumer, Letter, World
 from tests.support.simulation.driven_machine import Pick, RandomSteps

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.consumer.group.kip848 import OVER, Kip848Member, Kip848State
-from tailrace.consumer.group.machine import (
+from tailrace.consumer.group.group_machine import (
     CoordinatorGone,
     Effect,
     FindTopicNames,
@@ -35,6 +34,7 @@ from tailrace.consumer.group.machine import (
     TakeOver,
     TopicNamesFound,
 )
+from tailrace.consumer.group.kip848 import OVER, Kip848Member, Kip848State
 from tailrace.consumer.group.requests import event_of
 from tailrace.core.group_requests import INSTANCE_RELEASED, GroupRequestKind, Identity
 from tailrace.error_codes import ErrorCode

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tailrace.consumer.group.assignors import are_cooperative, strategies_of
 from tailrace.consumer.group.classic import ClassicMember
-from tailrace.consumer.group.machine import (
+from tailrace.consumer.group.group_machine import (
     CoordinatorGone,
     DescribeGroup,
     Effect,

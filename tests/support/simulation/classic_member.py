@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tailrace.consumer.group.assignors import UserAssignor, strategies_of
 from tailrace.consumer.group.classic import ClassicMember, ClassicState
-from tailrace.consumer.group.machine import (
+from tailrace.consumer.group.group_machine import (
     CoordinatorGone,
     GenerationLost,
     GroupDescribed,

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from tailrace.consumer.group.assignors import Strategy, are_cooperative, checked_assignment
-from tailrace.consumer.group.machine import (
+from tailrace.consumer.group.group_machine import (
     CoordinatorGone,
     DescribeGroup,
     Effect,

@@ -16,7 +16,7 @@ from tailrace.awaitables import resolve_call
 from tailrace.config import ConsumerConfig, ConsumerOptions, check_names, hide_secrets, resolve
 from tailrace.consumer.group.assignors import Strategy
 from tailrace.consumer.group.classic import ClassicMember
-from tailrace.consumer.group.machine import (
+from tailrace.consumer.group.group_machine import (
     GroupEvent,
     Release,
     Resubscribed,

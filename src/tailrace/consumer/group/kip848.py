@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from tailrace.consumer.group.machine import (
+from tailrace.consumer.group.group_machine import (
     CoordinatorGone,
     Effect,
     FindTopicNames,

@@ -27,8 +27,7 @@ from tailrace.consumer.arguments import BrokerPattern, TopicPattern
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.group.assignors import strategies_of
 from tailrace.consumer.group.classic import ClassicMember
-from tailrace.consumer.group.kip848 import Kip848Member
-from tailrace.consumer.group.machine import (
+from tailrace.consumer.group.group_machine import (
     CoordinatorGone,
     Effect,
     ForgetCoordinator,
@@ -56,6 +55,7 @@ from tailrace.consumer.group.machine import (
     TakenOver,
     TakeOver,
 )
+from tailrace.consumer.group.kip848 import Kip848Member
 from tailrace.consumer.group.rebalance import Assignment
 from tailrace.consumer.group.requests import GroupRequests, outcome_of
 from tailrace.consumer.parts import ConsumerParts

@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from tailrace.awaitables import resolve_call
-from tailrace.consumer.group.machine import Partitions, Release, TakeOver
+from tailrace.consumer.group.group_machine import Partitions, Release, TakeOver
 from tailrace.consumer.offsets.committer import Committer
 from tailrace.consumer.parts import ConsumerParts
 from tailrace.consumer.positions.start_positions import OffsetResetter, is_offset

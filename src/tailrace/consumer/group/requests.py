@@ -19,8 +19,7 @@ import anyio
 from msgspec.structs import replace
 
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.group.kip848 import STATIC_LEAVE_EPOCH
-from tailrace.consumer.group.machine import (
+from tailrace.consumer.group.group_machine import (
     CoordinatorGone,
     DescribeGroup,
     Effect,
@@ -51,6 +50,7 @@ from tailrace.consumer.group.machine import (
     Synced,
     TopicNamesFound,
 )
+from tailrace.consumer.group.kip848 import STATIC_LEAVE_EPOCH
 from tailrace.core.group_requests import (
     INSTANCE_RELEASED,
     REACTIONS,
