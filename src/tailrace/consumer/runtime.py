@@ -27,9 +27,14 @@ from tailrace.consumer.monitoring import (
 )
 from tailrace.consumer.offsets.queries import OffsetQueries
 from tailrace.consumer.parts import ConsumerParts
-from tailrace.consumer.positions.partition_spec import StartPolicy
 from tailrace.consumer.positions.seek import Seek
-from tailrace.consumer.positions.start_positions import OffsetResetter, StartPositions, now_ms, start_by_policy
+from tailrace.consumer.positions.start_positions import (
+    OffsetResetter,
+    StartPolicy,
+    StartPositions,
+    now_ms,
+    start_by_policy,
+)
 from tailrace.consumer.subscription import SubscribedTopics, Subscription
 from tailrace.consumer.supervisor import Supervisor, as_tailrace_error
 from tailrace.core.metrics import MetricName

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from tailrace.consumer.positions.partition_spec import StartPolicy
+from tailrace.consumer.positions.start_positions import StartPolicy
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.core.start_point import StartFrom, StartPoint
 from tailrace.protocol.metadata import MetadataResponse, PartitionMetadata, TopicMetadata

@@ -11,8 +11,7 @@ from typing import Literal, TypeAlias, get_args
 
 from tailrace.consumer.partition import Partition, StartWait
 from tailrace.consumer.parts import ConsumerParts
-from tailrace.consumer.positions.partition_spec import Start
-from tailrace.consumer.positions.start_positions import OffsetResetter
+from tailrace.consumer.positions.start_positions import OffsetResetter, Start
 from tailrace.core.start_point import StartFrom, StartPoint, shares_of
 from tailrace.errors import ConfigurationError, ConsumerStateError, OffsetOutOfRangeError, RequestTimedOutError
 from tailrace.records import OffsetAndMetadata, TopicPartition
