@@ -341,7 +341,7 @@ class RecordAccumulator:
         Raises:
             MalformedMessageError: the record cannot be encoded; nothing has changed.
         """
-        _topic, value, key, headers, _partition, timestamp_ms = record
+        key, value, headers, timestamp_ms = record.key, record.value, record.headers, record.timestamp_ms
         queue = self._active.get(partition)
         batch = None if queue is None else queue.open_batch
         if batch is not None and (size := batch.content.append(key, value, headers, timestamp_ms)):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
+import msgspec
+
 from tailrace.records import TopicPartition
 
 __all__ = ["Headers", "OutgoingRecord", "Published", "Publisher"]
@@ -15,7 +17,7 @@ __all__ = ["Headers", "OutgoingRecord", "Published", "Publisher"]
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
 
-class OutgoingRecord(NamedTuple):
+class OutgoingRecord(msgspec.Struct, frozen=True, gc=False):
     """Encoded record to publish."""
 
     topic: str

@@ -11,6 +11,8 @@ from collections.abc import Coroutine, Iterable, Sequence
 from contextvars import Context, ContextVar
 from typing import Any
 
+import msgspec
+
 from tailrace.app.publish.encoding import encode_messages, messages_in
 from tailrace.app.publish.traces import current_trace, with_trace
 from tailrace.codecs.protocols import AnyCodec
@@ -101,7 +103,7 @@ async def publish_one(publisher: Publisher, record: OutgoingRecord, trace: Heade
     check_not_abandoned(record.topic)
     headers = with_trace(record.headers, current_trace() if trace is None else trace)
     if headers is not record.headers:
-        record = record._replace(headers=headers)
+        record = msgspec.structs.replace(record, headers=headers)
     return await publisher.publish(record)
 
 
