@@ -106,6 +106,8 @@ _TRANSACTION = 1
 """Key type of FindCoordinator for a transactional id."""
 _TRANSACTIONS = ChannelKey(Channel.MAIN, "transactions")
 """Connections for these requests only, so that they do not wait for the responses to Produce requests."""
+_INCREASES_EPOCH = 3
+"""First version of InitProducerId that contains a producer id whose epoch the broker is to increase (KIP-360)."""
 
 
 class TransactionRequests:
@@ -130,6 +132,8 @@ class TransactionRequests:
         try:
             async with asyncio.timeout_at(deadline):
                 connection = await (await self._coordinator_of(request)).connection_for(_TRANSACTIONS)
+            if isinstance(request, SendInit):
+                _check_version(connection)
         except TimeoutError:
             return CoordinatorMoved("the coordinator could not be found and connected to in time")
         except TailraceError as error:
@@ -225,6 +229,20 @@ def _worst_failure(
         for one in partitions
     ]
     return worst_of(event for event in events if event is not None)
+
+
+def _check_version(connection: Connection) -> None:
+    """Check that the coordinator can increase the epoch of a producer id (KIP-360), as after some aborts.
+
+    Raises:
+        UnsupportedVersionError: the coordinator is older than Apache Kafka 2.5.
+    """
+    version = connection.broker_versions.version_of(InitProducerIdRequest.api)
+    if version < _INCREASES_EPOCH:
+        raise UnsupportedVersionError(
+            f"InitProducerId: transactions require version {_INCREASES_EPOCH}, and {connection.address} supports only"
+            f" version {version} - upgrade the broker to Apache Kafka 2.5 or newer"
+        )
 
 
 def _event_before_sending(error: TailraceError) -> TransactionEvent:
