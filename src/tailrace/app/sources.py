@@ -136,7 +136,7 @@ class Source(Protocol):
 
     @property
     def transactions(self) -> Transactions | None:
-        """Transactions in which the records are handled; None for at-least-once delivery."""
+        """Transactions in which the records are handled; None before the start, and for at-least-once delivery."""
 
     async def start(self, sink: HandlerGroup) -> int:
         """Start to read; return the maximum number of records that may wait for one handler.
@@ -182,9 +182,14 @@ class ConsumerSource:
         routes: topics to read.
         options: options of the consumer.
         on_corrupt_batch: reaction to a batch that cannot be read.
+
+    Attributes:
+        routes: topics to read.
+        consumer: consumer from which the records come.
     """
 
     def __init__(self, routes: Routes, options: Mapping[str, Any], on_corrupt_batch: OnCorruptBatch) -> None:
+        self.routes = routes
         config = resolve(options)
         observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
         self._own_topics = LaterTopics(config, routes, observer)

@@ -296,11 +296,7 @@ def transactional_source(
 ) -> TransactionalSource:
     """Return a source that delivers the records of ``source`` within transactions."""
     return TransactionalSource(
-        source,
-        source.routes.retries,
-        _LogProducer(source, log),
-        options.window_settings(source.routes.handlers),
-        observer,
+        source, _LogProducer(source, log), options.window_settings(source.routes.handlers), observer
     )
 
 

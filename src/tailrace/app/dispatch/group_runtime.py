@@ -28,7 +28,7 @@ from tailrace.app.failures.policy import FailurePolicy
 from tailrace.app.function_kinds import identity_of
 from tailrace.app.handlers import Handler, ResolvedHandler
 from tailrace.app.publish.results import instrumented
-from tailrace.app.sources import Source
+from tailrace.app.sources import Source, Transactions
 from tailrace.app.topics.routes import Routes
 from tailrace.awaitables import AutoResetEvent
 from tailrace.core.progress import Lease
@@ -182,7 +182,7 @@ class GroupRuntime:
         self._handlers, self._opened, self._publisher, self._observer = handlers, opened, publisher, observer
         self._routes = Routes(group_id, handlers)
         self.source = connect(self._routes)
-        self._transactions = self.source.transactions
+        self._transactions: Transactions | None = None
         self._retry_topic_records = RetryTopicRecords(
             self._routes.retries,
             deliver=self._dispatch,
@@ -206,6 +206,7 @@ class GroupRuntime:
             TailraceError: see ``Consumer.start``.
         """
         window = await self.source.start(self)
+        self._transactions = self.source.transactions
         instrumentations = instrumentations_of(self._observer)
         publisher = self._publisher
         if self._transactions is not None:

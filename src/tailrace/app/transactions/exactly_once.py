@@ -182,7 +182,7 @@ def with_transactions(
             observer=observer,
         )
         settings = options.window_settings(routes.handlers)
-        source = TransactionalSource(read(routes, **_CONSUMER_OPTIONS), routes.retries, producer, settings, observer)
+        source = TransactionalSource(read(routes, **_CONSUMER_OPTIONS), producer, settings, observer)
         sources.append(source)
         return source
 
@@ -208,10 +208,12 @@ class ContextPublisher:
     async def publish(self, record: OutgoingRecord) -> Published | None:
         """Publish one message as ``Publisher.publish`` does; return None in a transaction."""
         publisher = current_publisher()
-        # A publisher that is not one of the sources belongs to a handler of another app.
-        if publisher is None or publisher not in self._sources:
-            publisher = self._outside
-        return await publisher.publish(record)
+        for source in self._sources:
+            if source.transactions is not None and source.transactions is publisher:
+                await source.transactions.publish(record)
+                return None
+        # The caller is no handler, or a handler of another app.
+        return await self._outside.publish(record)
 
 
 def check_transactions(

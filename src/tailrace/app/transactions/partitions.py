@@ -14,6 +14,7 @@ from typing import Protocol
 from uuid import UUID
 
 from tailrace.app.sources import HandlerGroup, Source
+from tailrace.app.topics.routes import Routes
 from tailrace.consumer.delivery.completion import RecordSink
 from tailrace.consumer.partition import Partition
 from tailrace.core.group_requests import Identity
@@ -68,6 +69,9 @@ class GroupView(Protocol):
 
 class GroupSource(Source, Protocol):
     """Source of a group's records that commits no offsets."""
+
+    routes: Routes
+    """Topics of the group."""
 
     async def start(self, sink: RecordSink) -> int:
         """Start to read for ``sink``; return the maximum number of records that may wait for one handler."""
@@ -175,25 +179,20 @@ class TransactionPartitions:
 
     Args:
         handler_group: handlers of the records.
-        on_halt: called by ``halt`` for a partition of the transaction.
-        on_drop: called by ``drop``, except during ``read_again``, with the partition and True if it was part of the
-            transaction.
         metadata_bytes: maximum size of commit metadata, which contains the offset map.
 
     Attributes:
+        handler_group: handlers of the records.
+        on_halt: called by ``halt`` for a partition of the transaction.
+        on_drop: called by ``drop``, except during ``read_again``, with the partition and True if it was part of the
+            transaction. While the consumer starts, there is no transaction, so nothing is called.
         undelivered: records that the consumer has returned and that are not delivered yet, by partition.
     """
 
-    def __init__(
-        self,
-        handler_group: HandlerGroup,
-        *,
-        on_halt: Callable[[], None],
-        on_drop: Callable[[TopicPartition, bool], None],
-        metadata_bytes: int,
-    ) -> None:
-        self._handler_group, self._on_halt, self._on_drop = handler_group, on_halt, on_drop
-        self._metadata_bytes = metadata_bytes
+    def __init__(self, handler_group: HandlerGroup, metadata_bytes: int) -> None:
+        self.handler_group, self._metadata_bytes = handler_group, metadata_bytes
+        self.on_halt: Callable[[], None] = lambda: None
+        self.on_drop: Callable[[TopicPartition, bool], None] = lambda _partition, _was_in_transaction: None
         self._partitions: dict[TopicPartition, TransactionPartition] = {}
         self._advanced: list[TransactionPartition] = []
         self._is_reading_again = False
@@ -212,15 +211,15 @@ class TransactionPartitions:
         if (waiting := self.undelivered.pop(partition, None)) is not None:
             waiting.lease.abandon()
         if partition in self._partitions:
-            self._handler_group.halt(partition)
-            self._on_halt()
+            self.handler_group.halt(partition)
+            self.on_halt()
 
     def drop(self, partition: TopicPartition) -> None:
         """Forget a partition that was revoked, lost, sought or reset."""
         self.undelivered.pop(partition, None)
-        self._handler_group.drop(partition)
+        self.handler_group.drop(partition)
         if not self._is_reading_again:
-            self._on_drop(partition, self._partitions.pop(partition, None) is not None)
+            self.on_drop(partition, self._partitions.pop(partition, None) is not None)
 
     # ---- for the transaction -----------------------------------------------------------------------------------
 
@@ -285,21 +284,21 @@ class TransactionPartitions:
     @property
     def are_running(self) -> bool:
         """True if a record that has started is unfinished, unless its partition was dropped meanwhile."""
-        return self._handler_group.runs_current_records
+        return self.handler_group.runs_current_records
 
     @property
     def waits_for_paused_handler(self) -> bool:
         """True if no record runs and records wait for a paused handler."""
-        return self._handler_group.waits_for_paused_handler
+        return self.handler_group.waits_for_paused_handler
 
     @property
     def are_gathering(self) -> bool:
         """True while an incomplete batch waits for more records."""
-        return self._handler_group.is_gathering
+        return self.handler_group.is_gathering
 
     def hurry(self) -> None:
         """Start incomplete batches."""
-        self._handler_group.hurry()
+        self.handler_group.hurry()
 
     def offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets to commit, and update each ``map_fill``; must not be called while a handler runs.
@@ -352,7 +351,7 @@ class TransactionPartitions:
     def leave_unstarted(self) -> None:
         """Leave the unstarted records to the next owners of their partitions, and forget all partitions."""
         for entry in self:
-            self._handler_group.halt(entry.position.topic_partition)
+            self.handler_group.halt(entry.position.topic_partition)
             entry.progress.release()
         self._partitions.clear()
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from tailrace.app.failures.dead_letters import due_at
 from tailrace.app.failures.delayed_records import wait_ms
 from tailrace.app.policies import FailureCounts
 from tailrace.app.refused_records import RefusedRecords
 from tailrace.app.sources import HandlerGroup
-from tailrace.app.topics.names import RetryTopic
 from tailrace.app.transactions.attempts import Attempts
 from tailrace.app.transactions.partitions import (
     GroupSource,
@@ -48,46 +47,467 @@ from tailrace.observe.hooks import Observer
 from tailrace.producer.publisher import OutgoingRecord
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["InterruptibleWait", "StallWatch", "TransactionDelivery", "TransactionalSource", "rewind"]
-
-# ---- delivery of records from a consumer into the open transaction ---------------------------------------------------
-
-# ---- wait that can be ended early, for the next records of a consumer ------------------------------------------------
+__all__ = ["GroupTransactions", "InterruptibleWait", "StallWatch", "TransactionDelivery", "TransactionalSource"]
 
 ResultT = TypeVar("ResultT")
+WorkT = TypeVar("WorkT")
+
+_MAX_PAUSE_MS = 5_000
+"""Maximum pause in milliseconds after an abort."""
+_IDENTITY_CHECK_S = 0.02
+"""Seconds between two checks whether the member is in a generation of the group; without one, it cannot commit."""
+_CLOSING_S = 5.0
+"""Maximum time in seconds for the abort of the open transaction when the source stops."""
+_STALLED_TIMEOUTS = 3
+"""Time without a commit after which transactions count as stalled, as a multiple of the transaction timeout."""
+
+# ---- source before its start -----------------------------------------------------------------------------------------
 
 
-class InterruptibleWait:
-    """Wait of one task for an awaitable; at most one wait runs at a time."""
+class TransactionalSource:
+    """Source whose records are handled in transactions, which begin at its start.
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._waiting: asyncio.Timeout | None = None
+    Args:
+        source: source that reads the records and commits no offsets.
+        producer: producer of the transactions.
+        settings: limits of transactions.
+        observer: receives events.
+
+    Attributes:
+        transactions: transactions of the group; None before the start.
+    """
+
+    def __init__(
+        self, source: GroupSource, producer: TransactionCommitter, settings: WindowSettings, observer: Observer
+    ) -> None:
+        self._source, self._producer, self._settings, self._observer = source, producer, settings, observer
+        self.transactions: GroupTransactions | None = None
+
+    async def start(self, sink: HandlerGroup) -> int:
+        """Start the producer, then the consumer; return the maximum number of records that may wait for one handler.
+
+        Raises:
+            TailraceError: see ``TransactionalProducer.start`` and ``Consumer.start``.
+        """
+        await self._producer.start()
+        partitions = TransactionPartitions(sink, self._producer.max_metadata_bytes)
+        max_waiting = await self._source.start(partitions)
+        self.transactions = GroupTransactions(self._source, partitions, self._producer, self._settings, self._observer)
+        return max_waiting
+
+    async def stop(self) -> None:
+        """Abort the open transaction and leave the group."""
+        if self.transactions is not None:
+            self.transactions.stall.end()
+        try:
+            await self._producer.close(_CLOSING_S)
+        finally:
+            await self._source.stop()
+
+    def next_slice(self, room_of: Callable[[TopicPartition], int]) -> Coroutine[Any, Any, tuple[Partition, Lease]]:
+        """Deliver the next records of one partition; see ``GroupTransactions.next_slice``."""
+        assert self.transactions is not None
+        return self.transactions.next_slice(room_of)
+
+    def progressed(self) -> None:
+        """Look again for records to deliver, because records were finished or there is room for more."""
+        if self.transactions is not None:
+            self.transactions.progressed()
+        self._source.progressed()
+
+    def halt(self) -> None:
+        """Deliver and start no more records, and commit when the started records are finished."""
+        assert self.transactions is not None
+        self.transactions.halt()
+
+    def wall_clock(self) -> float:
+        """Return the seconds since the epoch by the clock of the source."""
+        return self._source.wall_clock()
 
     @property
-    def is_waiting(self) -> bool:
-        """True during a wait."""
-        return self._waiting is not None
+    def consumer(self) -> SinkConsumer | None:
+        """Consumer from which the records come; None without Kafka."""
+        return self._source.consumer
 
-    async def wait(self, awaitable: Awaitable[ResultT], until: float | None) -> ResultT | None:
-        """Return the result of an awaitable; cancel it and return None at ``until`` or when ``end`` is called.
+
+# ---- transactions of a started source --------------------------------------------------------------------------------
+
+
+class GroupTransactions:
+    """Transactions of one group, one at a time, from the start of its consumer until its end.
+
+    ``next_slice`` takes the steps of a transaction in order: it delivers records into the transaction, waits until they
+    are finished, and commits their offsets and messages. An aborted transaction's records are read again.
+
+    Args:
+        source: started source of the records.
+        partitions: partitions of the open transaction, which the source informs of revoked partitions.
+        producer: started producer of the transactions.
+        settings: limits of transactions.
+        observer: receives events.
+
+    Attributes:
+        failure_counts: failures of each record, including those in aborted transactions.
+        refusals: records whose results or dead letters were too large for their topic.
+        stall: timer that runs while records wait for a commit.
+    """
+
+    def __init__(
+        self,
+        source: GroupSource,
+        partitions: TransactionPartitions,
+        producer: TransactionCommitter,
+        settings: WindowSettings,
+        observer: Observer,
+    ) -> None:
+        self._source, self._partitions, self._producer, self._observer = source, partitions, producer, observer
+        self._handler_group, self._group_view = partitions.handler_group, source.group_view()
+        self._settings, self._window = settings, Window(settings)
+        self._deferred_records = DeferredRecords(source.routes.retries, self._wait_s)
+        self._delivery = TransactionDelivery(source, self._group_view, partitions, self._deferred_records, self._window)
+        self.failure_counts = FailureCounts()
+        self.refusals = RefusedRecords()
+        self._attempts = Attempts(producer, self._window, self.failure_counts, self.refusals, self._on_failure)
+        self._backoff = Backoff.of_ms(100, _MAX_PAUSE_MS)
+        self._failures = 0
+        """Number of aborts with a backoff since the last commit."""
+        self._is_committing = self._is_stopping = False
+        self._loop = asyncio.get_running_loop()
+        self._progress = AutoResetEvent()
+        self._no_transaction_open = asyncio.Event()
+        """Set while no transaction is open."""
+        self._no_transaction_open.set()
+        self._abort_reason = ""
+        """Reason of the last abort since the last commit; empty if there was none."""
+        self.stall = StallWatch(settings.timeout_s * _STALLED_TIMEOUTS, self._report_stall)
+        partitions.on_halt, partitions.on_drop = self._commit_soon, self._on_drop
+
+    # ---- one transaction after another -------------------------------------------------------------------------
+
+    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease]:
+        """Deliver the next records of one partition, and return them; before that, end transactions that are due.
 
         Args:
-            awaitable: awaitable that loses nothing if it is canceled.
-            until: event loop time; None for no limit.
-        """
-        try:
-            async with asyncio.timeout_at(until) as self._waiting:
-                return await awaitable
-        except TimeoutError:
-            return None
-        finally:
-            self._waiting = None
+            room_of: returns how many records of a partition the handlers accept now.
 
-    def end(self) -> None:
-        """End the current wait, if there is one."""
-        if self._waiting is not None and not self._waiting.expired():
-            self._waiting.reschedule(self._loop.time())
+        Raises:
+            TailraceError: reading has failed, or no transaction can be begun any more.
+        """
+        while True:
+            now, gathers = self._loop.time(), self._partitions.are_gathering
+            # ``are_finished`` is slow with many partitions, so it is evaluated only if no more records are delivered.
+            takes = self._window.takes_records(now, is_gathering=gathers)
+            is_done = not takes and self._partitions.are_finished
+            is_idle = not takes and not self._partitions.are_running and not self._partitions.waits_for_paused_handler
+            step = self._window.step(now, is_done=is_done, is_idle=is_idle, is_gathering=gathers)
+            match step:
+                case WindowStep.FEED if self._is_stopping and not self._window.is_open:
+                    await self._progress.wait()
+                case WindowStep.FEED:
+                    await self._producer.begin()
+                    found = await self._delivery.next(room_of)
+                    if self._window.is_open:
+                        self._no_transaction_open.clear()
+                        if self._window.count:
+                            self.stall.begin()
+                    if found is not None:
+                        return found
+                case WindowStep.COMMIT:
+                    self._handler_group.hold_starts()
+                    await self._commit()
+                case WindowStep.ABORT:
+                    await self._abort()
+                case WindowStep.DRAIN | WindowStep.CUT:
+                    await self._wait_for_records(step, now)
+
+    async def _wait_for_records(self, step: WindowStep, now: float) -> None:
+        """Wait for a finished record or the next deadline; with ``WindowStep.CUT``, start no more records meanwhile.
+
+        If records wait for a paused handler, have the transaction aborted instead.
+        """
+        if self._partitions.waits_for_paused_handler:
+            self._abort_soon(PublishError("records of the transaction wait for a paused handler"), needs_backoff=False)
+            return
+        if step is WindowStep.CUT:
+            self._handler_group.hold_starts()
+        else:
+            self._partitions.hurry()
+        await self._progress.wait(self._window.next_deadline(now))
+
+    async def _commit(self) -> None:
+        """Commit the transaction unless there is nothing to commit; wait while the member is in no generation.
+
+        If the commit fails, or the member is in no generation for too long, have the transaction aborted.
+        """
+        group_view = self._group_view
+        identity = group_view.identity
+        if identity is None:
+            # The group rebalances, or this member is about to lose its partitions.
+            until = self._loop.time() + _IDENTITY_CHECK_S
+            if self._window.abort_at is not None and until >= self._window.abort_at:
+                self._abort_soon(
+                    PublishError("the member was in no generation of the group for too long"), needs_backoff=False
+                )
+            else:
+                await self._progress.wait(until)
+            return
+        self._partitions.add_advanced(group_view.advanced_positions())
+        self._is_committing = True
+        began_at = self._loop.time()
+        try:
+            offsets = self._partitions.offsets()
+            if not self._attempts.has_sent and not self._partitions.have_changed(offsets):
+                self._window.end_empty(self._loop.time(), self._count_carried())
+                self._after_end()
+                return
+            await self._producer.commit(
+                offsets,
+                identity,
+                self._partitions.topic_ids(),
+                lambda: (group_view.identity or identity) if self._partitions.are_owned(group_view) else None,
+            )
+        except TailraceError as error:
+            self._on_failure(error)
+            return
+        finally:
+            self._is_committing = False
+        took_s = self._loop.time() - began_at
+        self._failures, self._abort_reason = 0, ""
+        self.stall.end()
+        up_to = {partition: committed.offset for partition, committed in offsets.items()}
+        self._observer.emit(OffsetsCommitted(group_view.group_id, up_to, took_s))
+        self._partitions.note_committed(offsets)
+        self._deferred_records.forget_committed(up_to)
+        self.failure_counts.forget_committed(up_to)
+        self.refusals.forget_committed(up_to)
+        if (single := self._delivery.single_record) is not None:
+            partition, offset = single
+            if up_to.get(partition, 0) > offset:
+                self._deferred_records.finish(partition)
+                self._delivery.single_record = None
+        self._window.end_committed(self._loop.time(), carried=self._count_carried(), is_searching=bool(self.refusals))
+        if self._window.is_open:
+            # The unstarted records belong to the next transaction, which must be open when their handlers publish.
+            await self._producer.begin()
+        self._after_end()
+
+    def _count_carried(self) -> int:
+        """Return the number of unstarted records, which move to the next transaction.
+
+        While the source stops, leave these records to the next owners of their partitions and return 0 instead.
+        """
+        if self._is_stopping:
+            self._partitions.leave_unstarted()
+        return self._handler_group.unstarted if self._partitions else 0
+
+    def _after_end(self, *, is_failure: bool = False) -> None:
+        """Continue after the end of a window; with ``is_failure``, the time of the stall watch goes on."""
+        self._attempts.has_dead_letter = self._attempts.has_sent = False
+        if self._window.is_open:
+            self.stall.begin()
+            if self._delivery.single_record is not None:
+                self._window.close()
+        else:
+            self._delivery.single_record = None
+            self._no_transaction_open.set()
+            if is_failure:
+                self.stall.begin()
+            else:
+                self.stall.end()
+        if not self._is_stopping:
+            self._handler_group.allow_starts()
+        # Wake the revocation of partitions, which waits for the commit.
+        self._source.progressed()
+
+    # ---- aborting ----------------------------------------------------------------------------------------------
+
+    async def _abort(self) -> None:
+        """Abort the transaction, and read again from the committed offsets.
+
+        Raises:
+            TailraceError: no transaction can be begun any more, or the committed offsets cannot be fetched.
+        """
+        error = self._window.abort_cause
+        assert error is not None
+        self._abort_reason = str(error)
+        self._observer.emit(TransactionAborted(self._group_view.group_id, self._window.count, str(error), error))
+        for partition in self._partitions.partitions():
+            self._handler_group.halt(partition)
+        await self._producer.abort(error, is_timed_out=self._window.is_timed_out(self._loop.time()))
+        # Wait for running handlers, whose messages must not join the next transaction.
+        until = self._loop.time() + self._settings.timeout_s
+        while self._partitions.are_running and self._loop.time() < until:
+            await self._progress.wait(until)
+        self._attempts.discard_running()
+        if self._window.needs_backoff:
+            self._failures += 1
+            pause_s = self._backoff.pause_s(self._failures, random.random())  # noqa: S311 - for jitter
+            until = self._loop.time() + pause_s
+            while self._loop.time() < until:
+                await self._progress.wait(until)
+        await self._read_again()
+        self._note_too_large(error)
+        is_failure = self._window.needs_backoff or self._window.is_late or isinstance(error, PublishTooLargeError)
+        self._window.end_aborted(shrink=is_failure and self._delivery.single_record is None)
+        self._delivery.single_record = None
+        self._after_end(is_failure=is_failure)
+
+    async def _read_again(self) -> None:
+        """Have the records of the transaction read again from the committed offsets; retry until these are fetched.
+
+        Raises:
+            BrokerError: the error is not retriable.
+            AuthenticationError: the brokers refuse the credentials.
+        """
+        failures = 0
+        while self._partitions:
+            try:
+                committed = await self._group_view.committed_offsets(self._partitions.partitions())
+            except (BrokerError, BrokerConnectionError) as error:
+                if isinstance(error, AuthenticationError) or (isinstance(error, BrokerError) and not error.retriable):
+                    raise
+                failures += 1
+                await asyncio.sleep(self._backoff.pause_s(failures, random.random()))  # noqa: S311 - for jitter
+            else:
+                self._partitions.read_again(self._group_view, committed)
+
+    def _note_too_large(self, error: TailraceError) -> None:
+        """Note that a message was too large, if the transaction had a single record, which the message belongs to."""
+        if (
+            isinstance(error, PublishTooLargeError)
+            and self._window.count == 1
+            and self._delivery.last_delivered is not None
+        ):
+            self.refusals.note_refusal(
+                *self._delivery.last_delivered, error, is_dead_letter=self._attempts.has_dead_letter
+            )
+
+    # ---- reasons to end the transaction ----------------------------------------------------------------------
+
+    def _commit_soon(self) -> None:
+        self._window.cut()
+        self._check_window_soon()
+
+    def _abort_soon(self, error: TailraceError, *, needs_backoff: bool) -> None:
+        self._window.require_abort(error, needs_backoff=needs_backoff)
+        self._check_window_soon()
+
+    def _on_failure(self, error: TailraceError) -> None:
+        if isinstance(error, TopicRecreatedError):
+            for one in self._partitions:
+                if one.position.topic_partition in error.partitions:
+                    self._observer.emit(TopicRecreated(one.position.topic_partition, one.end_offset))
+        # Two errors need no backoff: after PublishTooLargeError, smaller transactions isolate the record with the large
+        # result; after TopicRecreatedError, the new topic is read.
+        self._abort_soon(error, needs_backoff=not isinstance(error, PublishTooLargeError | TopicRecreatedError))
+
+    def _check_window_soon(self) -> None:
+        """Make ``next_slice`` check the window now."""
+        self._progress.set()
+        self._delivery.interrupt()
+
+    def _on_drop(self, partition: TopicPartition, was_in_transaction: bool) -> None:  # noqa: FBT001 - a callback
+        self._deferred_records.forget(partition)
+        self.failure_counts.forget(partition)
+        self.refusals.forget(partition)
+        # If the commit was sent already, the coordinator decides whether it succeeds.
+        if was_in_transaction and not self._is_committing:
+            self._abort_soon(
+                PublishError(f"{partition} was lost before its transaction was committed"), needs_backoff=False
+            )
+
+    # ---- called by handlers ------------------------------------------------------------------------------------
+
+    async def publish(self, record: OutgoingRecord) -> None:
+        """Publish one message in the open transaction; see ``Attempts.publish``."""
+        await self._attempts.publish(record)
+
+    def wrap_call(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
+        """Return a function that calls ``handle`` and publishes the handler's messages only if the call succeeds."""
+        return self._attempts.wrap_call(self, handle)
+
+    def has_time(self, pause_s: float, work_s: float) -> bool:
+        """Return True if the open transaction has time for another attempt: ``pause_s`` and then ``work_s`` seconds."""
+        if self._delivery.single_record is not None and pause_s > self._settings.interval_s:
+            # While the transaction of a single record is open, no other record is handled, so the record must not wait.
+            return False
+        return self._window.has_time(pause_s + work_s, self._loop.time())
+
+    def set_aside(self, record: Record, seconds: float, *, is_given_up: bool) -> None:
+        """Have the open transaction aborted; its other records are then handled again without ``record``.
+
+        After ``seconds`` at the earliest, ``record`` is delivered again, in a transaction of its own. Later records of
+        the partition wait until ``record`` is finished. ``is_given_up`` is True if ``record`` has failed for good.
+        """
+        if record.topic_partition not in self._partitions.partitions():
+            # The partition was revoked.
+            return
+        self.refusals.forget_record(record.topic_partition, record.offset)
+        due_at = self._loop.time() + seconds
+        self._deferred_records.defer(record.topic_partition, record.offset, due_at, is_given_up=is_given_up)
+        # The worker of this record continues at once, and must not start later records of the partition.
+        self._handler_group.halt(record.topic_partition)
+        reason = (
+            f"{record.topic_partition} offset {record.offset} failed; the records before it are handled again in a"
+            " transaction without it"
+        )
+        self._abort_soon(PublishError(reason), needs_backoff=False)
+
+    def default_timeout_ms(self, max_wait_ms: int) -> int:
+        """Return the ``timeout_ms`` of a handler that has none, and whose batches wait ``max_wait_ms`` for records."""
+        return max(1, round(self._settings.default_handler_timeout_s(max_wait_ms / 1000) * 1000))
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds without a commit although records wait for one; 0 below three transaction timeouts."""
+        return self.stall.stalled_s
+
+    @property
+    def waiting(self) -> int:
+        """Number of records that failed for good and wait to be delivered again."""
+        return self._deferred_records.count_given_up
+
+    @property
+    def are_settled(self) -> bool:
+        """True if no transaction is open, and all waiting records wait for one that has failed for good.
+
+        Records that come after such a record in its partition wait until it is finished.
+        """
+        if self._window.is_open or len(self._deferred_records) > self._deferred_records.count_given_up:
+            return False
+        undelivered = self._partitions.undelivered.values()
+        return all(
+            self._deferred_records.reaches(one.position.topic_partition, one.first.offset) for one in undelivered
+        )
+
+    # ---- called by the group runtime -------------------------------------------------------------------------
+
+    def progressed(self) -> None:
+        """Look again for records to deliver, because records were finished or there is room for more."""
+        self._delivery.progressed()
+        self._progress.set()
+
+    def halt(self) -> None:
+        """Deliver and start no more records, and commit when the started records are finished."""
+        self._is_stopping = True
+        self._commit_soon()
+
+    async def wait_until_no_transaction(self, until: float) -> None:
+        """Wait until no transaction is open, at most until the event loop time ``until``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._no_transaction_open.wait()
+
+    # ---- inside ----------------------------------------------------------------------------------------------
+
+    def _wait_s(self, record: Record) -> float:
+        """Return the seconds until a record of a retry topic is due, at most the delay of the topic."""
+        delay_ms, now_ms = self._source.routes.retries[record.topic].delay_ms, int(self._source.wall_clock() * 1000)
+        return wait_ms(due_at(record), written_at_ms=record.timestamp, delay_ms=delay_ms, now_ms=now_ms) / 1000
+
+    def _report_stall(self, seconds: float) -> None:
+        reason = self._abort_reason or "no record was finished"
+        self._observer.emit(TransactionsStalled(self._group_view.group_id, seconds, reason))
 
 
 # ---- delivery of records from a consumer into the open transaction ---------------------------------------------------
@@ -239,6 +659,39 @@ class TransactionDelivery:
         return self._window.is_kept_open(self._loop.time()) and not has_work
 
 
+class InterruptibleWait:
+    """Wait of one task for an awaitable; at most one wait runs at a time."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.Timeout | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """True during a wait."""
+        return self._waiting is not None
+
+    async def wait(self, awaitable: Awaitable[ResultT], until: float | None) -> ResultT | None:
+        """Return the result of an awaitable; cancel it and return None at ``until`` or when ``end`` is called.
+
+        Args:
+            awaitable: awaitable that loses nothing if it is canceled.
+            until: event loop time; None for no limit.
+        """
+        try:
+            async with asyncio.timeout_at(until) as self._waiting:
+                return await awaitable
+        except TimeoutError:
+            return None
+        finally:
+            self._waiting = None
+
+    def end(self) -> None:
+        """End the current wait, if there is one."""
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(self._loop.time())
+
+
 # ---- watchdog for records that wait too long for the commit of a transaction -----------------------------------------
 
 
@@ -278,467 +731,3 @@ class StallWatch:
     def _report_stall(self) -> None:
         assert self._since is not None
         self._on_stall(self._loop.time() - self._since)
-
-
-# ---- rewind of the consumer to the committed offsets after an abort --------------------------------------------------
-
-
-async def rewind(partitions: TransactionPartitions, group_view: GroupView, backoff: Backoff) -> None:
-    """Have the records of a transaction read again; retry until the committed offsets are fetched.
-
-    Raises:
-        BrokerError: the error is not retriable.
-        AuthenticationError: the brokers refuse the credentials.
-    """
-    failures = 0
-    while partitions:
-        try:
-            committed = await group_view.committed_offsets(partitions.partitions())
-        except (BrokerError, BrokerConnectionError) as error:
-            if isinstance(error, AuthenticationError) or (isinstance(error, BrokerError) and not error.retriable):
-                raise
-            failures += 1
-            await asyncio.sleep(backoff.pause_s(failures, random.random()))  # noqa: S311 - for jitter
-        else:
-            partitions.read_again(group_view, committed)
-
-
-# ---- source of records for exactly-once delivery ---------------------------------------------------------------------
-
-WorkT = TypeVar("WorkT")
-
-_MAX_PAUSE_MS = 5_000
-"""Maximum pause in milliseconds after an abort."""
-_IDENTITY_CHECK_S = 0.02
-"""Seconds between two checks whether the member is in a generation of the group; without one, it cannot commit."""
-_CLOSING_S = 5.0
-"""Maximum time in seconds for the abort of the open transaction when the source stops."""
-_STALLED_TIMEOUTS = 3
-"""Time without a commit after which transactions count as stalled, as a multiple of the transaction timeout."""
-
-
-class TransactionalSource:
-    """Source whose records are handled in transactions.
-
-    Args:
-        source: source that reads the records and commits no offsets.
-        retry_topics: retry topics of the group by name; their records are delivered when they are due.
-        producer: producer of the transactions.
-        settings: limits of transactions.
-        observer: receives events.
-    """
-
-    def __init__(
-        self,
-        source: GroupSource,
-        retry_topics: Mapping[str, RetryTopic],
-        producer: TransactionCommitter,
-        settings: WindowSettings,
-        observer: Observer,
-    ) -> None:
-        self._source, self._retry_topics = source, retry_topics
-        self._deferred_records = DeferredRecords(retry_topics, self._wait_s)
-        self._producer, self._observer = producer, observer
-        self._settings, self._window = settings, Window(settings)
-        self._failure_counts = FailureCounts()
-        self._refusals = RefusedRecords()
-        self._attempts = Attempts(producer, self._window, self._failure_counts, self._refusals, self._on_failure)
-        self._backoff = Backoff.of_ms(100, _MAX_PAUSE_MS)
-        self._failures = 0
-        """Number of aborts with a backoff since the last commit."""
-        self._is_committing = self._is_stopping = False
-        self._handler_group_or_none: HandlerGroup | None = None
-        self._partitions_or_none: TransactionPartitions | None = None
-        self._group_view_or_none: GroupView | None = None
-        self._delivery_or_none: TransactionDelivery | None = None
-        self._loop = asyncio.get_running_loop()
-        self._progress = AutoResetEvent()
-        self._no_transaction_open = asyncio.Event()
-        """Set while no transaction is open."""
-        self._no_transaction_open.set()
-        self._abort_reason = ""
-        """Reason of the last abort since the last commit; empty if there was none."""
-        self._stall = StallWatch(settings.timeout_s * _STALLED_TIMEOUTS, self._report_stall)
-
-    @property
-    def transactions(self) -> TransactionalSource:
-        """The source itself."""
-        return self
-
-    def wall_clock(self) -> float:
-        """Return the seconds since the epoch by the clock of the source."""
-        return self._source.wall_clock()
-
-    def _wait_s(self, record: Record) -> float:
-        """Return the seconds until a record of a retry topic is due, at most the delay of the topic."""
-        delay_ms, now_ms = self._retry_topics[record.topic].delay_ms, int(self._source.wall_clock() * 1000)
-        return wait_ms(due_at(record), written_at_ms=record.timestamp, delay_ms=delay_ms, now_ms=now_ms) / 1000
-
-    @property
-    def consumer(self) -> SinkConsumer | None:
-        """Consumer from which the records come; None without Kafka."""
-        return self._source.consumer
-
-    # ---- called by the group runtime ---------------------------------------------------------------------------
-
-    async def start(self, sink: HandlerGroup) -> int:
-        """Start the producer, then the consumer; return the maximum number of records that may wait for one handler.
-
-        Raises:
-            TailraceError: see ``TransactionalProducer.start`` and ``Consumer.start``.
-        """
-        self._handler_group_or_none = sink
-        self._partitions_or_none = TransactionPartitions(
-            sink, on_halt=self._commit_soon, on_drop=self._on_drop, metadata_bytes=self._producer.max_metadata_bytes
-        )
-        await self._producer.start()
-        max_waiting = await self._source.start(self._partitions)
-        self._group_view_or_none = self._source.group_view()
-        self._delivery_or_none = TransactionDelivery(
-            self._source, self._group_view, self._partitions, self._deferred_records, self._window
-        )
-        return max_waiting
-
-    async def stop(self) -> None:
-        """Abort the open transaction and leave the group."""
-        self._stall.end()
-        try:
-            await self._producer.close(_CLOSING_S)
-        finally:
-            await self._source.stop()
-
-    def progressed(self) -> None:
-        """Look again for records to deliver, because records were finished or there is room for more."""
-        if self._delivery_or_none is not None:
-            self._delivery_or_none.progressed()
-        self._progress.set()
-        self._source.progressed()
-
-    def halt(self) -> None:
-        """Deliver and start no more records, and commit when the started records are finished."""
-        self._is_stopping = True
-        self._commit_soon()
-
-    async def wait_until_no_transaction(self, until: float) -> None:
-        """Wait until no transaction is open, at most until the event loop time ``until``."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                await self._no_transaction_open.wait()
-
-    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease]:
-        """Deliver the next records of one partition, and return them; before that, end transactions that are due.
-
-        Args:
-            room_of: returns how many records of a partition the handlers accept now.
-
-        Raises:
-            TailraceError: reading has failed, or no transaction can be begun any more.
-        """
-        while True:
-            now, gathers = self._loop.time(), self._partitions.are_gathering
-            # ``are_finished`` is slow with many partitions, so it is evaluated only if no more records are delivered.
-            takes = self._window.takes_records(now, is_gathering=gathers)
-            is_done = not takes and self._partitions.are_finished
-            is_idle = not takes and not self._partitions.are_running and not self._partitions.waits_for_paused_handler
-            step = self._window.step(now, is_done=is_done, is_idle=is_idle, is_gathering=gathers)
-            match step:
-                case WindowStep.FEED if self._is_stopping and not self._window.is_open:
-                    await self._progress.wait()
-                case WindowStep.FEED:
-                    await self._producer.begin()
-                    found = await self._delivery.next(room_of)
-                    if self._window.is_open:
-                        self._no_transaction_open.clear()
-                        if self._window.count:
-                            self._stall.begin()
-                    if found is not None:
-                        return found
-                case WindowStep.COMMIT:
-                    self._handler_group.hold_starts()
-                    await self._commit()
-                case WindowStep.ABORT:
-                    await self._abort()
-                case WindowStep.DRAIN | WindowStep.CUT:
-                    await self._wait_for_records(step, now)
-
-    # ---- called by handlers ------------------------------------------------------------------------------------
-
-    async def publish(self, record: OutgoingRecord) -> None:
-        """Publish one message in the open transaction; see ``Attempts.publish``."""
-        await self._attempts.publish(record)
-
-    def wrap_call(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
-        """Return a function that calls ``handle`` and publishes the handler's messages only if the call succeeds."""
-        return self._attempts.wrap_call(self, handle)
-
-    @property
-    def failure_counts(self) -> FailureCounts:
-        """Failures of each record, including those in aborted transactions."""
-        return self._failure_counts
-
-    @property
-    def refusals(self) -> RefusedRecords:
-        """Records whose results or dead letters were too large for their topic."""
-        return self._refusals
-
-    def has_time(self, pause_s: float, work_s: float) -> bool:
-        """Return True if the open transaction has time for another attempt: ``pause_s`` and then ``work_s`` seconds."""
-        if self._delivery.single_record is not None and pause_s > self._settings.interval_s:
-            # While the transaction of a single record is open, no other record is handled, so the record must not wait.
-            return False
-        return self._window.has_time(pause_s + work_s, self._loop.time())
-
-    def set_aside(self, record: Record, seconds: float, *, is_given_up: bool) -> None:
-        """Have the open transaction aborted; its other records are then handled again without ``record``.
-
-        After ``seconds`` at the earliest, ``record`` is delivered again, in a transaction of its own. Later records of
-        the partition wait until ``record`` is finished. ``is_given_up`` is True if ``record`` has failed for good.
-        """
-        if record.topic_partition not in self._partitions.partitions():
-            # The partition was revoked.
-            return
-        self._refusals.forget_record(record.topic_partition, record.offset)
-        due_at = self._loop.time() + seconds
-        self._deferred_records.defer(record.topic_partition, record.offset, due_at, is_given_up=is_given_up)
-        # The worker of this record continues at once, and must not start later records of the partition.
-        self._handler_group.halt(record.topic_partition)
-        reason = (
-            f"{record.topic_partition} offset {record.offset} failed; the records before it are handled again in a"
-            " transaction without it"
-        )
-        self._abort_soon(PublishError(reason), needs_backoff=False)
-
-    def default_timeout_ms(self, max_wait_ms: int) -> int:
-        """Return the ``timeout_ms`` of a handler that has none, and whose batches wait ``max_wait_ms`` for records."""
-        return max(1, round(self._settings.default_handler_timeout_s(max_wait_ms / 1000) * 1000))
-
-    @property
-    def stalled_s(self) -> float:
-        """Seconds without a commit although records wait for one; 0 below three transaction timeouts."""
-        return self._stall.stalled_s
-
-    @property
-    def waiting(self) -> int:
-        """Number of records that failed for good and wait to be delivered again."""
-        return self._deferred_records.count_given_up
-
-    @property
-    def are_settled(self) -> bool:
-        """True if no transaction is open, and all waiting records wait for one that has failed for good.
-
-        Records that come after such a record in its partition wait until it is finished.
-        """
-        if self._window.is_open or len(self._deferred_records) > self._deferred_records.count_given_up:
-            return False
-        undelivered = self._partitions.undelivered.values()
-        return all(
-            self._deferred_records.reaches(one.position.topic_partition, one.first.offset) for one in undelivered
-        )
-
-    # ---- committing --------------------------------------------------------------------------------------------
-
-    def _commit_soon(self) -> None:
-        self._window.cut()
-        self._check_window_soon()
-
-    def _abort_soon(self, error: TailraceError, *, needs_backoff: bool) -> None:
-        self._window.require_abort(error, needs_backoff=needs_backoff)
-        self._check_window_soon()
-
-    def _on_failure(self, error: TailraceError) -> None:
-        if isinstance(error, TopicRecreatedError):
-            for one in self._partitions:
-                if one.position.topic_partition in error.partitions:
-                    self._observer.emit(TopicRecreated(one.position.topic_partition, one.end_offset))
-        # Two errors need no backoff: after PublishTooLargeError, smaller transactions isolate the record with the large
-        # result; after TopicRecreatedError, the new topic is read.
-        self._abort_soon(error, needs_backoff=not isinstance(error, PublishTooLargeError | TopicRecreatedError))
-
-    def _check_window_soon(self) -> None:
-        """Make ``next_slice`` check the window now."""
-        self._progress.set()
-        if self._delivery_or_none is not None:
-            self._delivery_or_none.interrupt()
-
-    def _on_drop(self, partition: TopicPartition, was_in_transaction: bool) -> None:  # noqa: FBT001 - a callback
-        self._deferred_records.forget(partition)
-        self._failure_counts.forget(partition)
-        self._refusals.forget(partition)
-        # If the commit was sent already, the coordinator decides whether it succeeds.
-        if was_in_transaction and not self._is_committing:
-            self._abort_soon(
-                PublishError(f"{partition} was lost before its transaction was committed"), needs_backoff=False
-            )
-
-    async def _wait_for_records(self, step: WindowStep, now: float) -> None:
-        """Wait for a finished record or the next deadline; with ``WindowStep.CUT``, start no more records meanwhile.
-
-        If records wait for a paused handler, have the transaction aborted instead.
-        """
-        if self._partitions.waits_for_paused_handler:
-            self._abort_soon(PublishError("records of the transaction wait for a paused handler"), needs_backoff=False)
-            return
-        if step is WindowStep.CUT:
-            self._handler_group.hold_starts()
-        else:
-            self._partitions.hurry()
-        await self._progress.wait(self._window.next_deadline(now))
-
-    async def _commit(self) -> None:
-        """Commit the transaction; while the member is in no generation of the group, wait instead.
-
-        If the commit fails, or the member is in no generation for too long, have the transaction aborted.
-        """
-        group_view = self._group_view
-        identity = group_view.identity
-        if identity is None:
-            # The group rebalances, or this member is about to lose its partitions.
-            until = self._loop.time() + _IDENTITY_CHECK_S
-            if self._window.abort_at is not None and until >= self._window.abort_at:
-                self._abort_soon(
-                    PublishError("the member was in no generation of the group for too long"), needs_backoff=False
-                )
-            else:
-                await self._progress.wait(until)
-            return
-        self._partitions.add_advanced(group_view.advanced_positions())
-        self._is_committing = True
-        began_at = self._loop.time()
-        try:
-            offsets = self._partitions.offsets()
-            if not self._attempts.has_sent and not self._partitions.have_changed(offsets):
-                self._skip_commit()
-                return
-            await self._producer.commit(
-                offsets,
-                identity,
-                self._partitions.topic_ids(),
-                lambda: (group_view.identity or identity) if self._partitions.are_owned(group_view) else None,
-            )
-        except TailraceError as error:
-            self._on_failure(error)
-            return
-        finally:
-            self._is_committing = False
-        took_s = self._loop.time() - began_at
-        self._failures, self._abort_reason = 0, ""
-        self._stall.end()
-        up_to = {partition: committed.offset for partition, committed in offsets.items()}
-        self._observer.emit(OffsetsCommitted(group_view.group_id, up_to, took_s))
-        self._partitions.note_committed(offsets)
-        self._deferred_records.forget_committed(up_to)
-        self._failure_counts.forget_committed(up_to)
-        self._refusals.forget_committed(up_to)
-        if (single := self._delivery.single_record) is not None:
-            partition, offset = single
-            if up_to.get(partition, 0) > offset:
-                self._deferred_records.finish(partition)
-                self._delivery.single_record = None
-        self._window.end_committed(self._loop.time(), carried=self._count_carried(), is_searching=bool(self._refusals))
-        if self._window.is_open:
-            # The unstarted records belong to the next transaction, which must be open when their handlers publish.
-            await self._producer.begin()
-        self._after_end()
-
-    def _count_carried(self) -> int:
-        """Return the number of unstarted records, which move to the next transaction.
-
-        While the source stops, leave these records to the next owners of their partitions and return 0 instead.
-        """
-        if self._is_stopping:
-            self._partitions.leave_unstarted()
-        return self._handler_group.unstarted if self._partitions else 0
-
-    def _skip_commit(self) -> None:
-        """Close the window without a commit, because there is nothing to commit."""
-        self._window.end_empty(self._loop.time(), self._count_carried())
-        self._after_end()
-
-    def _after_end(self, *, is_failure: bool = False) -> None:
-        """Continue after the end of a window; with ``is_failure``, the time of the stall watch goes on."""
-        self._attempts.has_dead_letter = self._attempts.has_sent = False
-        if self._window.is_open:
-            self._stall.begin()
-            if self._delivery.single_record is not None:
-                self._window.close()
-        else:
-            self._delivery.single_record = None
-            self._no_transaction_open.set()
-            if is_failure:
-                self._stall.begin()
-            else:
-                self._stall.end()
-        if not self._is_stopping:
-            self._handler_group.allow_starts()
-        # Wake the revocation of partitions, which waits for the commit.
-        self._source.progressed()
-
-    # ---- aborting ----------------------------------------------------------------------------------------------
-
-    async def _abort(self) -> None:
-        """Abort the transaction, and read again from the committed offsets.
-
-        Raises:
-            TailraceError: no transaction can be begun any more, or the committed offsets cannot be fetched.
-        """
-        error = self._window.abort_cause
-        assert error is not None
-        self._abort_reason = str(error)
-        self._observer.emit(TransactionAborted(self._group_view.group_id, self._window.count, str(error), error))
-        for partition in self._partitions.partitions():
-            self._handler_group.halt(partition)
-        await self._producer.abort(error, is_timed_out=self._window.is_timed_out(self._loop.time()))
-        # Wait for running handlers, whose messages must not join the next transaction.
-        until = self._loop.time() + self._settings.timeout_s
-        while self._partitions.are_running and self._loop.time() < until:
-            await self._progress.wait(until)
-        self._attempts.discard_running()
-        if self._window.needs_backoff:
-            self._failures += 1
-            pause_s = self._backoff.pause_s(self._failures, random.random())  # noqa: S311 - for jitter
-            until = self._loop.time() + pause_s
-            while self._loop.time() < until:
-                await self._progress.wait(until)
-        await rewind(self._partitions, self._group_view, self._backoff)
-        self._note_too_large(error)
-        is_failure = self._window.needs_backoff or self._window.is_late or isinstance(error, PublishTooLargeError)
-        self._window.end_aborted(shrink=is_failure and self._delivery.single_record is None)
-        self._delivery.single_record = None
-        self._after_end(is_failure=is_failure)
-
-    def _note_too_large(self, error: TailraceError) -> None:
-        """Note that a message was too large, if the transaction had a single record, which the message belongs to."""
-        if (
-            isinstance(error, PublishTooLargeError)
-            and self._window.count == 1
-            and self._delivery.last_delivered is not None
-        ):
-            self._refusals.note_refusal(
-                *self._delivery.last_delivered, error, is_dead_letter=self._attempts.has_dead_letter
-            )
-
-    def _report_stall(self, seconds: float) -> None:
-        reason = self._abort_reason or "no record was finished"
-        self._observer.emit(TransactionsStalled(self._group_view.group_id, seconds, reason))
-
-    # ---- inside ------------------------------------------------------------------------------------------------
-
-    @property
-    def _handler_group(self) -> HandlerGroup:
-        assert self._handler_group_or_none is not None
-        return self._handler_group_or_none
-
-    @property
-    def _partitions(self) -> TransactionPartitions:
-        assert self._partitions_or_none is not None
-        return self._partitions_or_none
-
-    @property
-    def _delivery(self) -> TransactionDelivery:
-        assert self._delivery_or_none is not None
-        return self._delivery_or_none
-
-    @property
-    def _group_view(self) -> GroupView:
-        assert self._group_view_or_none is not None
-        return self._group_view_or_none
