@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HARDWARE", "RecordBatch", "RecordDecoder", "batches_of", "crc32c", "split"]
 
-# ---- cRC-32C (Castagnoli, RFC 3720), the checksum of record batches of format 2 --------------------------------------
+# ---- checksum of record batches of format 2: CRC-32C (Castagnoli, RFC 3720) ------------------------------------------
 
 _CHUNK = 1 << 16
 """Number of bytes that are copied at a time; google-crc32c accepts only ``bytes``, so the content must be copied.

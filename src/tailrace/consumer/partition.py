@@ -274,7 +274,7 @@ class Partition:
     @property
     def offset_to_fetch(self) -> int | None:
         """``fetched``, or None while the partition must not be fetched, for example because it is paused."""
-        if self.is_fetchable and not (self.is_paused or self.is_unsubscribed or self.is_halted):
+        if self.is_fetchable and not (self.is_held_back or self.is_halted):
             return self.fetched
         return None
 
@@ -517,7 +517,7 @@ class Partition:
             self.delivered_epoch = max(self.delivered_epoch, leader_epoch)
 
     def note_committed(self, offset: int, user_text: str = "", offset_map: OffsetMap | None = None) -> None:
-        """Note the offset, user text and offset map of a commit of finished records that was acknowledged."""
+        """Note offset, user text and offset map of a commit of finished records, acknowledged or found at the start."""
         self._note_commit(offset, user_text, offset_map)
         self.commit_base, self.is_commit_chosen = offset, False
 

@@ -89,7 +89,7 @@ _INLINE_BYTES = 1 << 20
 _INLINE_PACKED_BYTES = _INLINE_BYTES // 4
 """Compressed size above which a thread decompresses the batch, without an attempt in the event loop."""
 
-_SMALL_BYTES = 16_384
+_SMALL_BATCH_BYTES = 16_384
 """Maximum size of an entry with several batches, and of a compressed batch that shares a slice with earlier ones."""
 
 # The executor starts no thread before the first large batch.
@@ -190,7 +190,7 @@ class BufferedBatch:
         """
         if self._error is not None or self.is_decompressing:
             return False
-        return not self.is_compressed or self.size <= _SMALL_BYTES
+        return not self.is_compressed or self.size <= _SMALL_BATCH_BYTES
 
     @property
     def plain_bytes(self) -> int:
@@ -293,7 +293,7 @@ class BufferedBatch:
         first = self._batch
         if first is None or first.is_compressed or batch.is_compressed or batch.leader_epoch != self.leader_epoch:
             return False
-        if self.size + batch.size > _SMALL_BYTES:
+        if self.size + batch.size > _SMALL_BATCH_BYTES:
             return False
         self._following.append(batch)
         self.size += batch.size

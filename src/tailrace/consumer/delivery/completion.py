@@ -164,7 +164,7 @@ class DeliveryProgress:
     # ---- finishing ---------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Finish the records in flight, because the user polls; with ``ack="manual"``, only note the poll."""
+        """Finish the records in flight, because the user polls; with ``ack="manual"``, only close used-up leases."""
         self.polled.finish()
         self._columns = None
         if self.sink is None:

@@ -36,8 +36,8 @@ __all__ = [
     "MAX_HOLD_S",
     "Batches",
     "Reader",
+    "adapted_slice_size",
     "is_too_long",
-    "next_slice",
     "poll_or_stop",
     "poll_within",
     "poll_within_timeout",
@@ -52,7 +52,7 @@ FIRST_SLICE = 16
 """Number of records in the first slice, before any duration is known."""
 
 
-def next_slice(size: int, took_s: float, longest: int) -> int:
+def adapted_slice_size(size: int, took_s: float, longest: int) -> int:
     """Return the size of the next slice, at most ``longest``, after a slice of ``size`` records took ``took_s``."""
     fitting = size * MAX_HOLD_S / took_s if took_s > 0 else math.inf
     return max(1, min(int(min(fitting, size * 2)), longest))
@@ -173,7 +173,7 @@ class Reader:
         wakeup: event that is set when there may be records to deliver, or an error to raise.
         waiting_for_room: events of the fetches that wait for room in the buffer.
         on_change: called when a position may have changed.
-        unreadable_batches: handles batches that cannot be read; None if ``take_slice`` raises their errors.
+        unreadable_batches: handles batches that cannot be read; None if ``next_slice_nowait`` raises their errors.
     """
 
     def __init__(self, parts: ConsumerParts) -> None:
@@ -189,7 +189,7 @@ class Reader:
         self._slice_began_at = self._turn_began_at = self._loop.time()
         self._is_waiting = False
         self._has_skipped = False
-        """True if the last ``_next_slice`` skipped offsets that hold no deliverable record."""
+        """True if the last ``_slice_in_turn`` skipped offsets that hold no deliverable record."""
         self._waits_for_ack = False
         """True if the maximum number of unacknowledged records (``ack="manual"``) is reached."""
         self._errors: deque[TailraceError] = deque()
@@ -335,7 +335,7 @@ class Reader:
             raise
 
     def attach_sink(self, sink: RecordSink, polled_sink: PolledSink | None = None) -> None:
-        """Deliver slices to ``sink`` from now on; the sink gets them by ``next_slice`` or ``take_slice``.
+        """Deliver slices to ``sink`` from now on; the sink gets them by ``next_slice`` or ``next_slice_nowait``.
 
         Args:
             sink: receiver of the slices, which finishes their records.
@@ -352,11 +352,11 @@ class Reader:
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease]:
         """Wait for a slice, deliver it to the sink, and return the position of its partition and its lease."""
-        while (found := self.take_slice(room_of)) is None:
+        while (found := self.next_slice_nowait(room_of)) is None:
             await self.wait_for_wakeup()
         return found
 
-    def take_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease] | None:
+    def next_slice_nowait(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease] | None:
         """Deliver a slice as ``next_slice`` does, but without waiting; return None if there is none."""
         self.raise_failure()
         if (unreadable := self.unreadable_batches) is not None and unreadable.is_waiting:
@@ -368,7 +368,7 @@ class Reader:
             return limit(room) if room > 0 else 0
 
         try:
-            found = self._next_slice(most, limited_room_of)
+            found = self._slice_in_turn(most, limited_room_of)
         except UnreadableBatchError as error:
             if unreadable is None:
                 raise
@@ -410,7 +410,7 @@ class Reader:
 
     def _next_size(self) -> int:
         took_s = self._loop.time() - self._slice_began_at
-        self._slice_size = next_slice(self._slice_size, took_s, self._parts.config.max_queued_records)
+        self._slice_size = adapted_slice_size(self._slice_size, took_s, self._parts.config.max_queued_records)
         return self.delivery.slice_limit(self._slice_size)
 
     def _find_slice(self, count: int, partitions: PartitionFilter, columns: ColumnBuilder | None = None) -> bool:
@@ -429,7 +429,7 @@ class Reader:
             room = min(room, left)
         count = min(count, room)
         room_of = None if partitions is None else lambda one: count if one in partitions else 0
-        found = self._next_slice(count, room_of, columns)
+        found = self._slice_in_turn(count, room_of, columns)
         if found is None:
             return False
         self.delivery.begin(found, columns)
@@ -457,13 +457,13 @@ class Reader:
         Nothing is delivered while rebalance callbacks run: with ``auto_offset_reset="none"``, a callback may still set
         the position of a partition that has none.
         """
-        if not partition.is_fetchable or partition.is_halted or partition.is_paused or partition.is_unsubscribed:
+        if not partition.is_fetchable or partition.is_halted or partition.is_held_back:
             return False
         if not partition.map_fill.is_high and not self.maps.held_back:
             return True
         return not self.maps.holds_back(partition)
 
-    def _next_slice(
+    def _slice_in_turn(
         self, count: int, room_of: RoomOf | None = None, columns: ColumnBuilder | None = None
     ) -> RecordSlice | None:
         """Take up to ``count`` records of the next partition in turn; return None if there are none.
@@ -488,7 +488,7 @@ class Reader:
                 self.maps.measure(partition)
                 if not self.is_readable(partition):
                     continue
-            if (found := self._take_slice(partition, limit, room_of, columns)) is not None:
+            if (found := self._cut_slice(partition, limit, room_of, columns)) is not None:
                 return found
         self._loop.call_soon(self.wakeup.set)
         return None
@@ -509,7 +509,7 @@ class Reader:
             lambda one: (room_of is None or room_of(one.topic_partition) > 0) and self.is_readable(one)
         )
 
-    def _take_slice(
+    def _cut_slice(
         self, partition: Partition, count: int, room_of: RoomOf | None, columns: ColumnBuilder | None
     ) -> RecordSlice | None:
         """Take up to ``count`` records of the first batch; return None if none of them is to be delivered."""
@@ -638,7 +638,7 @@ class Reader:
     def _skip_empty(self) -> None:
         """Skip entries without records at the head of each partition's queue.
 
-        ``_next_slice`` skips them, too, but is not called during a wait for many records.
+        ``_slice_in_turn`` skips them, too, but is not called during a wait for many records.
         """
         for partition in self._positions:
             while partition.batches and partition.batches[0].is_empty and self.is_readable(partition):

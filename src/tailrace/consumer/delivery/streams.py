@@ -94,7 +94,7 @@ class PartitionStream:
                 raise StopAsyncIteration
             if not self._count_left:
                 self._count_taken_before = self.count_taken
-                found = self._reader.take_slice(lambda one: self._size if one == self.partition else 0)
+                found = self._reader.next_slice_nowait(lambda one: self._size if one == self.partition else 0)
                 self._lease = None if found is None else found[1]
             if (record := self._take()) is not None:
                 return record

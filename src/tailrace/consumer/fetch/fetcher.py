@@ -1,5 +1,8 @@
 """Fetching from brokers: one loop for each connection to a broker, reading ahead as far as the buffer has room.
 
+A response is split into batches, which are checked and put into the queues of their partitions
+(``Fetcher._put_batches``). There, ``Reader`` finds them. ``EndOffsetRefresher`` requests what no fetch reports.
+
 A broker holds a fetch until there are records, and answers the requests of a connection in order. A partition that is
 sought, resumed or assigned while a fetch is in flight (an *added* partition) would have to wait for the answer. Instead
 it is fetched on a second connection, without a fetch session, until the answer arrives.
@@ -57,6 +60,7 @@ from tailrace.errors import (
     CorruptRecordError,
     LogTruncatedError,
     MalformedMessageError,
+    NodeNotConnectedError,
     RecordTooLargeError,
     RequestTimedOutError,
     TailraceError,
@@ -75,8 +79,8 @@ __all__ = [
     "AbortedTransactions",
     "BatchHeader",
     "EndOffsetRefresher",
-    "FetchLoop",
     "Fetcher",
+    "FetchesInFlight",
     "connection_name",
     "fault_of",
     "positions_without_fetch",
@@ -84,8 +88,6 @@ __all__ = [
 ]
 
 # ---- refresh of the end offsets of partitions that are not fetched, for statistics and metrics -----------------------
-
-# ---- selection of the partitions whose end offsets have to be requested, because no fetch reports them ---------------
 
 
 def positions_without_fetch(positions: Iterable[Partition], in_flight: Iterable[FetchPlan]) -> list[Partition]:
@@ -96,8 +98,6 @@ def positions_without_fetch(positions: Iterable[Partition], in_flight: Iterable[
     requested = {partition for plan in in_flight for partition in plan.partitions}
     return [one for one in positions if one.is_fetchable and one.topic_partition not in requested]
 
-
-# ---- refresh of the end offsets of partitions that are not fetched, for statistics and metrics -----------------------
 
 _INTERVAL_S = 5.0
 """Interval of the requests for end offsets, in seconds."""
@@ -203,8 +203,8 @@ class AbortedTransactions:
 
 
 @dataclass(slots=True)
-class FetchLoop:
-    """State shared by the main loop of a connection and the loop of added partitions.
+class FetchesInFlight:
+    """Fetches of one connection slot: of the main loop, and of the loop of added partitions on a second connection.
 
     Added partitions are those that become fetchable while the main loop's fetch is in flight.
     """
@@ -259,7 +259,7 @@ def size_error(partition: Partition, batch: RecordBatch, limit: int) -> Tailrace
 
 _GRACE_S = 5.0
 """Time in seconds that a broker may need in addition to the ``max_wait_ms`` of a fetch."""
-_SMALL_BYTES = 64 << 10
+_SMALL_FETCH_BYTES = 64 << 10
 """Maximum size in bytes of a response that a waiting reader gets before the next fetch is sent."""
 _CORRUPT_ATTEMPTS = 3
 """Number of attempts to fetch a corrupt batch before the error is delivered."""
@@ -287,7 +287,7 @@ class Fetcher:
         self._backoff = Backoff.of_ms(parts.config.retry_backoff_ms, parts.config.retry_backoff_max_ms)
         self._loop = asyncio.get_running_loop()
         self._wakeup = AutoResetEvent()
-        self._loops: dict[FetchConnection, FetchLoop] = {}
+        self._loops: dict[FetchConnection, FetchesInFlight] = {}
         parts.on_change(self.wake)
 
     @property
@@ -301,7 +301,7 @@ class Fetcher:
 
     def in_flight(self) -> list[FetchPlan]:
         """Return the plans of the fetches in flight, except short fetches of added partitions (``AddedWait``)."""
-        plans = [plan for fetch_loop in self._loops.values() for plan in (fetch_loop.sent_plan, fetch_loop.held_added)]
+        plans = [plan for flight in self._loops.values() for plan in (flight.sent_plan, flight.held_added)]
         return [plan for plan in plans if plan is not None]
 
     async def run_fetches(self) -> None:
@@ -310,15 +310,15 @@ class Fetcher:
             while True:
                 self._start_loops(tasks)
                 await self._wakeup.wait(sources_change_at(self._positions, self._loop.time()))
-                for connection, fetch_loop in self._loops.items():
-                    fetch_loop.wakeup.set()
-                    fetch_loop.added_wakeup.set()
+                for connection, flight in self._loops.items():
+                    flight.wakeup.set()
+                    flight.added_wakeup.set()
                     # A fetch in flight that lacks an added partition is canceled, so that the next fetch includes it.
                     if (
-                        fetch_loop.held_added
-                        and self._added_plan(connection, fetch_loop).added_to(fetch_loop.held_added).partitions
+                        flight.held_added
+                        and self._added_plan(connection, flight).added_to(flight.held_added).partitions
                     ):
-                        fetch_loop.added_scope.cancel()
+                        flight.added_scope.cancel()
 
     def _start_loops(self, tasks: TaskGroup) -> None:
         now, count = self._loop.time(), self._parts.config.num_fetchers
@@ -327,11 +327,11 @@ class Fetcher:
             if node_id is None:
                 self._parts.metadata_refresher.ask()
             elif (connection := FetchConnection(node_id, number, count)) not in self._loops:
-                fetch_loop = self._loops[connection] = FetchLoop()
-                tasks.start_soon(self._run_connection, connection, fetch_loop)
-                tasks.start_soon(self._run_added, connection, fetch_loop)
+                flight = self._loops[connection] = FetchesInFlight()
+                tasks.start_soon(self._run_connection, connection, flight)
+                tasks.start_soon(self._run_added, connection, flight)
 
-    async def _run_connection(self, connection: FetchConnection, fetch_loop: FetchLoop) -> None:
+    async def _run_connection(self, connection: FetchConnection, flight: FetchesInFlight) -> None:
         """Run the main loop of a connection until no partition is left to fetch on it."""
         session, fetch_wait, failures = FetchSession(), FetchWait(self._limits.max_wait_s), 0
         node_id = connection.node_id
@@ -343,13 +343,13 @@ class Fetcher:
                     self.wake()
                     return
                 if not plan.partitions:
-                    await self._wait(fetch_loop.wakeup, plan)
+                    await self._wait(flight.wakeup, plan)
                     continue
                 fetch_wait.longest_s = self._limits.max_wait_s
                 wait_s = fetch_wait.wait_s(lacks_room=plan.lacks_room, taken_bytes=self._space.taken_bytes)
                 sent_at = self._loop.time()
                 try:
-                    fetch_loop.sent_plan, fetch_loop.held_until = plan, sent_at + wait_s
+                    flight.sent_plan, flight.held_until = plan, sent_at + wait_s
                     part = self._in_session(session, plan)
                     name = connection_name(self._name, connection.number)
                     answer = await self._fetch(connection, plan, part, wait_s, name)
@@ -361,12 +361,12 @@ class Fetcher:
                     await self._recover(node_id, plan, error, failures)
                     continue
                 finally:
-                    fetch_loop.sent_plan = None
-                    if fetch_loop.held_added:
-                        fetch_loop.added_scope.cancel()
+                    flight.sent_plan = None
+                    if flight.held_added:
+                        flight.added_scope.cancel()
                 failures, took_s = 0, self._loop.time() - sent_at
                 size = _size_of(answer)
-                is_awaited = not self._space.held_bytes and size <= _SMALL_BYTES
+                is_awaited = not self._space.held_bytes and size <= _SMALL_FETCH_BYTES
                 counts = self._handle_response(node_id, plan, session, answer)
                 if is_awaited or self._reader.waiting_for_room:
                     # Let the reader run, which probably waits for these few records. Let the loops that wait for room
@@ -378,37 +378,38 @@ class Fetcher:
                 self._report_completed(node_id, answer, size, took_s, counts)
         finally:
             del self._loops[connection]
-            fetch_loop.added_wakeup.set()
+            flight.added_wakeup.set()
 
-    async def _run_added(self, connection: FetchConnection, fetch_loop: FetchLoop) -> None:
+    async def _run_added(self, connection: FetchConnection, flight: FetchesInFlight) -> None:
         """Fetch added partitions on the second connection while a fetch of the main loop is in flight.
 
         The coroutine ends when the main loop of the connection has ended.
         """
         name = connection_name(self._name, connection.number, is_for_added=True)
         added_wait = AddedWait()
-        while self._loops.get(connection) is fetch_loop:
-            plan, sent_at = self._added_plan(connection, fetch_loop), self._loop.time()
-            rest_s = fetch_loop.held_until - sent_at
+        while self._loops.get(connection) is flight:
+            plan, sent_at = self._added_plan(connection, flight), self._loop.time()
+            rest_s = flight.held_until - sent_at
             wait_s = added_wait.wait_s(plan, self._limits.max_wait_s, rest_s) if plan.partitions else None
             if wait_s is None:
-                await fetch_loop.added_wakeup.wait()
+                await flight.added_wakeup.wait()
                 continue
-            fetch_loop.held_added = plan if added_wait.is_long(plan) else None
-            with anyio.CancelScope() as fetch_loop.added_scope:
+            flight.held_added = plan if added_wait.is_long(plan) else None
+            with anyio.CancelScope() as flight.added_scope:
                 try:
                     answer = await self._fetch(connection, plan, without_session(plan.partitions), wait_s, name)
                 except AuthenticationError:
                     raise
                 except (BrokerConnectionError, MalformedMessageError):
                     # No retry: if the main loop's fetch does not fail, too, the next one includes these partitions.
-                    await fetch_loop.added_wakeup.wait()
+                    await flight.added_wakeup.wait()
                     continue
                 finally:
-                    fetch_loop.held_added = None
-            if fetch_loop.added_scope.cancelled_caught:
+                    flight.held_added = None
+            if flight.added_scope.cancelled_caught:
                 # The broker reads no other request of this connection until it has answered the canceled fetch.
-                self._cluster.broker(connection.node_id).forget(name)
+                with contextlib.suppress(NodeNotConnectedError):  # the broker is no longer in the metadata
+                    self._cluster.broker(connection.node_id).forget(name)
                 continue
             added_wait.note_answer(plan, is_empty=not any(one.records for one in answer.partitions))
             took_s, counts = (
@@ -417,10 +418,10 @@ class Fetcher:
             )
             self._report_completed(connection.node_id, answer, _size_of(answer), took_s, counts)
 
-    def _added_plan(self, connection: FetchConnection, fetch_loop: FetchLoop) -> FetchPlan:
+    def _added_plan(self, connection: FetchConnection, flight: FetchesInFlight) -> FetchPlan:
         """Return a plan of the partitions that the main loop's fetch in flight lacks; empty without such a fetch."""
         plan = self._new_plan(connection)
-        return plan.added_to(fetch_loop.sent_plan or plan)
+        return plan.added_to(flight.sent_plan or plan)
 
     def _new_plan(self, connection: FetchConnection) -> FetchPlan:
         sources = self._sources.at(self._cluster.topology)
@@ -650,7 +651,8 @@ class Fetcher:
     def _put_batches(self, partition: Partition, fetched: FetchedPartition, counts: Counter[TopicPartition]) -> None:
         """Put the fetched batches of a partition into its queue, from the next offset to fetch on.
 
-        At a batch that cannot be read, stop, and fetch it again or put an error in its place.
+        The reader, which is woken, takes them from there (``Reader._slice_in_turn``). At a batch that cannot be read,
+        stop, and fetch it again or put an error in its place.
         """
         config, records, topic_partition = self._parts.config, fetched.records, partition.topic_partition
         assert records is not None

@@ -40,8 +40,6 @@ __all__ = [
     "without_session",
 ]
 
-# ---- incremental fetch sessions (KIP-227) ----------------------------------------------------------------------------
-
 # ---- sources of the assigned partitions: the broker to fetch from, and the entry of the fetch request ----------------
 
 
