@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from tailrace.app.handlers import Handler
 from tailrace.app.options import AppConfig
 from tailrace.app.policies import Batch, Retry
-from tailrace.app.transactions.exactly_once import TransactionOptions
+from tailrace.app.transactions.kafka_access import TransactionOptions
 from tailrace.config import ConsumerConfig
 from tailrace.config.resolution import NAMES_BY_CLIENT
 

@@ -8,7 +8,7 @@ import pytest
 
 from tailrace import App, ConfigurationError, Consumer, HandlerOptions
 from tailrace.app.options import AppConfig
-from tailrace.app.transactions.exactly_once import TransactionOptions
+from tailrace.app.transactions.kafka_access import TransactionOptions
 from tailrace.config.resolution import _OF_APPS, _OF_HANDLERS
 
 

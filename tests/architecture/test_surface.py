@@ -19,7 +19,7 @@ import tailrace
 from tailrace import errors
 from tailrace.app.handlers import Handler
 from tailrace.app.options import AppConfig, AppOptions, HandlerOptions
-from tailrace.app.transactions.exactly_once import TransactionOptions
+from tailrace.app.transactions.kafka_access import TransactionOptions
 from tailrace.config import ConsumerConfig, ConsumerOptions
 from tailrace.records import TopicPartition
 

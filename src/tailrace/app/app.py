@@ -29,7 +29,7 @@ from tailrace.app.publish.encoding import Message, encode_messages
 from tailrace.app.publish.results import publish_one
 from tailrace.app.stack_frames import where_raised
 from tailrace.app.topics.names import topic_name
-from tailrace.app.transactions.exactly_once import (
+from tailrace.app.transactions.kafka_access import (
     TransactionOptions,
     transaction_options,
 )

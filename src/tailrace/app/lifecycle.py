@@ -30,7 +30,7 @@ from tailrace.app.options import AppConfig
 from tailrace.app.publish.results import instrumented
 from tailrace.app.sources import ConsumerSource
 from tailrace.app.topics.routes import Routes
-from tailrace.app.transactions.exactly_once import (
+from tailrace.app.transactions.kafka_access import (
     KafkaAccess,
     TransactionOptions,
     check_transactions,

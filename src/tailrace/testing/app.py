@@ -23,8 +23,8 @@ from tailrace.app.lifecycle import KafkaSubstitute, Plan, wait_for_any
 from tailrace.app.policies import FailureAction
 from tailrace.app.sources import Source
 from tailrace.app.topics.routes import Routes
-from tailrace.app.transactions.exactly_once import ContextPublisher
-from tailrace.app.transactions.source import TransactionalSource
+from tailrace.app.transactions.exactly_once import TransactionalSource
+from tailrace.app.transactions.kafka_access import ContextPublisher
 from tailrace.context_managers import AsyncExitStack, asynccontextmanager
 from tailrace.errors import ConfigurationError, HandlerFailedError
 from tailrace.observe.events import BatchFailedPermanently, Event, HandlerFailedPermanently

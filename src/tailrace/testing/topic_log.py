@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from uuid import UUID
 
 from tailrace.app.topics.routes import Routes
-from tailrace.app.transactions.exactly_once import TransactionOptions
+from tailrace.app.transactions.exactly_once import TransactionalSource
+from tailrace.app.transactions.kafka_access import TransactionOptions
 from tailrace.app.transactions.partitions import GroupView
-from tailrace.app.transactions.source import TransactionalSource
 from tailrace.consumer.delivery.completion import RecordSink
 from tailrace.consumer.partition import AssignedPartitions, Partition
 from tailrace.core.group_requests import Identity
