@@ -17,7 +17,15 @@ from tailrace.protocol.groups import (
     OffsetFetchPartition,
     OffsetFetchRequest,
 )
-from tailrace.protocol.handshake import CONSUMING, ApiVersionRange, ApiVersionsResponse, BrokerVersions
+from tailrace.protocol.handshake import (
+    CONSUMER_PROTOCOL,
+    CONSUMING,
+    PUBLISHING,
+    TRANSACTIONS,
+    ApiVersionRange,
+    ApiVersionsResponse,
+    BrokerVersions,
+)
 from tailrace.protocol.metadata import MetadataRequest
 from tailrace.protocol.records import FetchRequest
 from tailrace.testing.faults import APIS, api_by_key
@@ -100,6 +108,28 @@ def test_a_broker_too_old_is_refused(api):
         in str(refused.value)
     )
     assert "upgrade the broker" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("capability", "missing", "text"),
+    [
+        (PUBLISHING, {"InitProducerId": ()}, "InitProducerId: .*does not support this API - .*enable idempotence"),
+        (PUBLISHING, {"Produce": (0, 2)}, "Produce: .*the broker supports 0 to 2 - upgrade the brokers"),
+        (TRANSACTIONS, {"TxnOffsetCommit": (0, 2)}, "TxnOffsetCommit: .*0 to 2 - set delivery='at_least_once'"),
+        (
+            CONSUMER_PROTOCOL,
+            {"ConsumerGroupHeartbeat": ()},
+            "ConsumerGroupHeartbeat: .* - set group_protocol=",
+        ),
+    ],
+    ids=["no producer ids", "old records", "old transactions", "classic only"],
+)
+def test_a_missing_capability_raises_with_the_next_step(capability, missing, text):
+    """The error names the capability, the missing requests and the next step; the broker has all others."""
+    with pytest.raises(UnsupportedVersionError, match=f"^the broker does not support .*: {text}"):
+        offered(**missing).check(capability)
+    offered().check(capability)
+    assert offered().lacks(capability) == ""
 
 
 def test_the_error_names_the_versions_that_may_be_used():

@@ -228,8 +228,16 @@ def _needs_of_app(app: App, config: ConsumerConfig, start: str) -> tuple[Plan, _
     """
     from tailrace.app.lifecycle import make_plan
     from tailrace.app.topics.routes import Routes
+    from tailrace.protocol.handshake import CONSUMER_PROTOCOL, PUBLISHING, TRANSACTIONS
 
     plan = make_plan(app, config.group_id, app.runtime)
+    # An app starts its producer even if no handler publishes.
+    needed = {
+        PUBLISHING: True,
+        TRANSACTIONS: app.runtime.transactions is not None,
+        CONSUMER_PROTOCOL: config.group_protocol == "consumer",
+    }
+    capabilities = frozenset(capability for capability, is_needed in needed.items() if is_needed)
     routes = {group_id: Routes(group_id, handlers) for group_id, handlers in plan.by_group.items()}
 
     def needs(existing: Collection[str]) -> ClusterNeeds:
@@ -254,7 +262,7 @@ def _needs_of_app(app: App, config: ConsumerConfig, start: str) -> tuple[Plan, _
             )
             for group_id, group_routes in routes.items()
         )
-        return ClusterNeeds(groups, topics)
+        return ClusterNeeds(groups, topics, capabilities)
 
     return plan, needs
 

@@ -43,6 +43,7 @@ from tailrace.net.cluster import Cluster
 from tailrace.observe.events import ConsumerFailed, ConsumerStarted, ConsumerStopped
 from tailrace.observe.hooks import Hook, Observer
 from tailrace.observe.statistics import ConsumerStatistics
+from tailrace.protocol.handshake import CONSUMER_PROTOCOL
 from tailrace.records import AnyRecord, TopicPartition
 
 __all__ = ["STOPPED", "ConsumerRuntime"]
@@ -157,6 +158,8 @@ class ConsumerRuntime:
             await cluster.retrying(cluster.refresh, timeout_s=timeout_s, what="refreshing metadata")
         else:
             await cluster.reach(timeout_s)
+        if self.config.group_protocol == "consumer":
+            await cluster.check(CONSUMER_PROTOCOL)
         await self.subscription.check_topics_exist(timeout_s)
 
     def _close_connections(self) -> None:

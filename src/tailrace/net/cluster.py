@@ -34,7 +34,7 @@ from tailrace.errors import (
     UnsupportedVersionError,
     broker_error,
 )
-from tailrace.net.broker import Broker
+from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.dialer import Dialer
 from tailrace.observe.events import (
     ClusterRebootstrapped,
@@ -44,6 +44,7 @@ from tailrace.observe.events import (
     MetadataRefreshFailed,
 )
 from tailrace.observe.hooks import Observer
+from tailrace.protocol.handshake import Capability
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import (
     BrokerMetadata,
@@ -285,13 +286,28 @@ class Cluster:
             AuthenticationError, UnsupportedVersionError: all brokers failed, and at least one with this error.
             BrokerConnectionError: all brokers failed in other ways; the message lists the reasons.
         """
+        return await self._first_answer(lambda broker: broker.send(request))
+
+    async def check(self, capability: Capability) -> None:
+        """Check that the broker that is connected first has a capability.
+
+        Raises:
+            AuthenticationError, UnsupportedVersionError: the broker lacks the capability, or all brokers failed and at
+                least one with this error.
+            BrokerConnectionError: all brokers failed in other ways; the message lists the reasons.
+        """
+        timeout_s = self.config.request_timeout_ms / 1000
+        connection = await self._first_answer(lambda one: one.connection_for(ChannelKey(Channel.MAIN), timeout_s))
+        connection.broker_versions.check(capability)
+
+    async def _first_answer(self, ask: Callable[[Broker], Awaitable[ResultT]]) -> ResultT:
         ordered = sorted(self._brokers.values(), key=lambda one: (not one.is_connected(), random.random()))  # noqa: S311
 
-        async def ask(number: int, broker: Broker) -> ResponseT:
+        async def ask_later(number: int, broker: Broker) -> ResultT:
             await asyncio.sleep(number * _STAGGER_S)
-            return await broker.send(request)
+            return await ask(broker)
 
-        return await _first_of([partial(ask, number, broker) for number, broker in enumerate(ordered)])
+        return await _first_of([partial(ask_later, number, broker) for number, broker in enumerate(ordered)])
 
     # ---- coordinators ------------------------------------------------------------------------------------------
 

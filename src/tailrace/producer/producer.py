@@ -18,6 +18,7 @@ from tailrace.producer.accumulator import ProducerSettings, RecordAccumulator
 from tailrace.producer.publisher import OutgoingRecord, Published
 from tailrace.producer.runtime import PartitionResolver, ProducerRuntime, new_cluster
 from tailrace.producer.sender import RecordSender
+from tailrace.protocol.handshake import PUBLISHING
 from tailrace.values import robust_repr
 
 __all__ = ["Producer"]
@@ -88,6 +89,7 @@ class Producer:
             AuthenticationError: TLS or SASL failed.
             BrokerConnectionError: no broker answers in ``start_timeout_ms``.
             ConsumerStateError: the producer is started already.
+            UnsupportedVersionError: the brokers do not support idempotent producers.
             PublishError: the brokers give no producer id.
         """
         if self._running is not None:
@@ -97,6 +99,7 @@ class Producer:
         cluster = new_cluster(self._config)
         try:
             await cluster.reach(deadline - loop.time())
+            await cluster.check(PUBLISHING)
             accumulator = RecordAccumulator(self._settings, self._new_content, random.random)
             sender = RecordSender(cluster, accumulator, self._settings)
             await sender.initialize(max(deadline - loop.time(), 1.0))

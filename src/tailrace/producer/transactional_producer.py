@@ -82,6 +82,7 @@ from tailrace.producer.transaction_machine import (
 )
 from tailrace.producer.transaction_reactions import TransactionRequestKind, event_of, worst_of
 from tailrace.protocol.groups import CommitOffset, CommitResult
+from tailrace.protocol.handshake import TRANSACTIONS
 from tailrace.protocol.message import NO_TOPIC_ID, Request
 from tailrace.protocol.metadata import FindCoordinatorRequest
 from tailrace.protocol.transactions import (
@@ -406,6 +407,7 @@ class TransactionalProducer:
         cluster = new_cluster(self._config)
         try:
             await cluster.reach(within_s)
+            await cluster.check(TRANSACTIONS)
         except BaseException:
             cluster.close()
             raise

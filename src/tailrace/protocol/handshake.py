@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tailrace.errors import UnsupportedVersionError
 from tailrace.protocol.encoding.fields import field
 from tailrace.protocol.encoding.primitives import int16, int32, int64
 from tailrace.protocol.groups import (
+    ConsumerGroupHeartbeatRequest,
     HeartbeatRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
@@ -18,14 +20,25 @@ from tailrace.protocol.groups import (
 )
 from tailrace.protocol.message import Api, ApiMessage, Request
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest
-from tailrace.protocol.records import FetchRequest, ListOffsetsRequest
+from tailrace.protocol.records import FetchRequest, ListOffsetsRequest, ProduceRequest
+from tailrace.protocol.transactions import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
 
 __all__ = [
+    "CONSUMER_PROTOCOL",
     "CONSUMING",
+    "PUBLISHING",
+    "TRANSACTIONS",
     "ApiVersionRange",
     "ApiVersionsRequest",
     "ApiVersionsResponse",
     "BrokerVersions",
+    "Capability",
     "FinalizedFeature",
     "SaslAuthenticateRequest",
     "SaslAuthenticateResponse",
@@ -109,6 +122,41 @@ CONSUMING: tuple[Api[Any], ...] = (
 """APIs that a consumer needs; a connection to a broker that lacks one of them fails."""
 
 
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """Capability that not all brokers have."""
+
+    name: str
+    apis: tuple[Api[Any], ...]
+    """APIs that the capability needs."""
+    advice: str
+    """Next step for a user whose brokers lack the capability."""
+
+
+PUBLISHING = Capability(
+    "publishing with an idempotent producer",
+    (ProduceRequest.api, InitProducerIdRequest.api),
+    "upgrade the brokers to Apache Kafka 2.1 or newer, or enable idempotence on them",
+)
+TRANSACTIONS = Capability(
+    "transactions (delivery='exactly_once')",
+    (
+        ProduceRequest.api,
+        InitProducerIdRequest.api,
+        AddPartitionsToTxnRequest.api,
+        AddOffsetsToTxnRequest.api,
+        TxnOffsetCommitRequest.api,
+        EndTxnRequest.api,
+    ),
+    "set delivery='at_least_once', or upgrade the brokers to Apache Kafka 2.5 or newer",
+)
+CONSUMER_PROTOCOL = Capability(
+    "the consumer group protocol (KIP-848)",
+    (ConsumerGroupHeartbeatRequest.api,),
+    "set group_protocol='classic', or upgrade the brokers to Apache Kafka 4.0 or newer",
+)
+
+
 class BrokerVersions:
     """APIs, versions and features that a broker supports, from its ApiVersions response.
 
@@ -141,6 +189,21 @@ class BrokerVersions:
         if version is None:
             raise UnsupportedVersionError(self._mismatch(api, newest))
         return version
+
+    def lacks(self, capability: Capability) -> str:
+        """Return the APIs that the broker lacks for a capability, with the versions on both sides; empty if none."""
+        return "; ".join(self._mismatch(api) for api in capability.apis if self._common_version(api) is None)
+
+    def check(self, capability: Capability) -> None:
+        """Check that the broker has a capability.
+
+        Raises:
+            UnsupportedVersionError: APIs are missing; the message names them and the versions on both sides.
+        """
+        if missing := self.lacks(capability):
+            raise UnsupportedVersionError(
+                f"the broker does not support {capability.name}: {missing} - {capability.advice}"
+            )
 
     def check_consuming(self) -> None:
         """Check that the broker supports all APIs that a consumer needs.

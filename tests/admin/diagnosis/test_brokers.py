@@ -14,6 +14,7 @@ from tailrace.admin.diagnosis.broker_findings import (
     broker_findings,
 )
 from tailrace.admin.diagnosis.findings import CommandLines, Level
+from tailrace.protocol.handshake import CONSUMER_PROTOCOL, PUBLISHING, TRANSACTIONS
 
 NEWEST = {"metadata.version": 30, "group.version": 1, "transaction.version": 2}
 
@@ -157,9 +158,26 @@ def test_missing_consumer_protocol_is_a_problem_only_for_an_app_that_uses_it(cha
 
     assert found(facts)["feature"][0] is Level.OK
     assert "not available" in found(facts)["feature"][1]
-    level, text, _ = found(facts, needs_consumer_protocol=True)["feature.consumer-protocol"]
+    level, text, _ = found(facts, needed=[CONSUMER_PROTOCOL])["feature.consumer-protocol"]
     assert level is Level.PROBLEM
     assert reason in text
+
+
+@pytest.mark.parametrize("capability", [PUBLISHING, TRANSACTIONS], ids=lambda one: one.name)
+def test_a_missing_capability_is_a_problem_for_an_app_that_needs_it(capability):
+    """A broker without the requests of a capability is a warning, or a problem for an app that needs it."""
+    facts = cluster(broker(1), broker(2, missing={capability.name: "EndTxn: not supported"}))
+
+    level, text, step = found(facts)["feature.missing"]
+    assert level is Level.WARNING
+    assert text.endswith(
+        f"broker 2 does not support {capability.name}, so an app that needs it does not start: EndTxn: not supported"
+    )
+    assert step.startswith(capability.advice)
+    level, text, _ = found(facts, needed=[capability])["feature.missing"]
+    assert level is Level.PROBLEM
+    assert "so the app does not start" in text
+    assert "not available" in found(facts)["feature"][1]
 
 
 @pytest.mark.parametrize(

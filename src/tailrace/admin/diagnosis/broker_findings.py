@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tailrace.admin.diagnosis.findings import CommandLines, Finding, Level, Subject, counted, duration, named
+from tailrace.protocol.handshake import CONSUMER_PROTOCOL, PUBLISHING, TRANSACTIONS, Capability
 
 __all__ = ["BrokerFacts", "ClockReading", "ClusterFacts", "VoterFacts", "broker_findings"]
 
@@ -41,6 +42,8 @@ class BrokerFacts:
     """Greatest level of each feature that the broker supports."""
     finalized: Mapping[str, int] = field(default_factory=dict)
     """Level of each feature that is in effect in the cluster."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Requests that the broker lacks for publishing and for transactions, by the name of the capability."""
     has_consumer_protocol: bool = False
     """True if the broker supports ConsumerGroupHeartbeat (KIP-848)."""
 
@@ -103,16 +106,17 @@ class ClusterFacts:
 
 
 def broker_findings(
-    facts: ClusterFacts, commands: CommandLines, *, needs_consumer_protocol: bool = False
+    facts: ClusterFacts, commands: CommandLines, needed: Collection[Capability] = ()
 ) -> Iterator[Finding]:
-    """Yield the findings about brokers, controllers and clocks."""
+    """Yield the findings about brokers, controllers and clocks; ``needed`` are the capabilities that an app needs."""
     yield from _bootstrap_findings(facts, commands)
     if not facts.brokers:
         return
     yield from _reachability_findings(facts, commands)
     if facts.reached:
         yield from _version_findings(facts.reached, commands)
-        yield from _feature_findings(facts.reached, commands, needs_consumer_protocol=needs_consumer_protocol)
+        yield from _capability_findings(facts.reached, commands, needed)
+        yield from _feature_findings(facts.reached, commands, needs_consumer_protocol=CONSUMER_PROTOCOL in needed)
     yield from _controller_findings(facts, commands)
     yield _clock_finding(facts)
 
@@ -248,6 +252,24 @@ def _release_of(level: int) -> str:
     return next((release for newest, release in _RELEASES.items() if level <= newest), f"after {newest_release}")
 
 
+def _capability_findings(
+    reached: Sequence[BrokerFacts], commands: CommandLines, needed: Collection[Capability]
+) -> Iterator[Finding]:
+    for capability in (PUBLISHING, TRANSACTIONS):
+        lacking = {one.node_id: one.missing[capability.name] for one in reached if capability.name in one.missing}
+        if lacking:
+            level = Level.PROBLEM if capability in needed else Level.WARNING
+            consequence = "the app does not start" if capability in needed else "an app that needs it does not start"
+            reason = "; ".join(dict.fromkeys(lacking.values()))
+            yield Subject("features").finding(
+                level,
+                "feature.missing",
+                f"broker {named(lacking)} does not support {capability.name}, so {consequence}: {reason}",
+                capability.advice,
+                commands.kafka("kafka-broker-api-versions"),
+            )
+
+
 def _feature_findings(
     reached: Sequence[BrokerFacts], commands: CommandLines, *, needs_consumer_protocol: bool
 ) -> Iterator[Finding]:
@@ -266,9 +288,14 @@ def _feature_findings(
         )
         return
     consumer = "available" if available else "not available, groups use the classic protocol"
+    publishing, exactly_once = (
+        "not available" if any(capability.name in one.missing for one in reached) else "available"
+        for capability in (PUBLISHING, TRANSACTIONS)
+    )
     yield Subject("features").ok(
         "feature",
-        f"KIP-848 (group_protocol='consumer') is {consumer}; transaction.version is {transactions}"
+        f"publishing is {publishing}, exactly-once delivery is {exactly_once},"
+        f" KIP-848 (group_protocol='consumer') is {consumer}; transaction.version is {transactions}"
         + (", of which tailrace uses version 1" if transactions > 1 else ""),
     )
 

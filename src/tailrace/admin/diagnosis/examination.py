@@ -94,8 +94,7 @@ class Examination:
             names: Mapping[str, TopicFacts] = await self._result("topics", all_topics(cluster)) or {}
             needs = self.needs_of(names)
             reached = await reach_brokers(cluster, bootstrap, reach_s, self._request_s, self.now_ms)
-            wants_kip848 = any(one.group_protocol == "consumer" for one in needs.groups)
-            self.report(broker_findings(reached.facts, self.commands, needs_consumer_protocol=wants_kip848))
+            self.report(broker_findings(reached.facts, self.commands, needs.capabilities))
             if reached.node_ids:
                 await self._examine_groups_and_topics(reached, names, needs)
 

@@ -35,7 +35,8 @@ from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
 from tailrace.net.offsets import group_by_leader, list_offsets_of_leader
 from tailrace.protocol.admin import ConfigsToDescribe, DescribeConfigsRequest
-from tailrace.protocol.groups import ConsumerGroupHeartbeatRequest, DescribeGroupsRequest
+from tailrace.protocol.groups import DescribeGroupsRequest
+from tailrace.protocol.handshake import CONSUMER_PROTOCOL, PUBLISHING, TRANSACTIONS
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import (
     METADATA_LOG,
@@ -176,7 +177,8 @@ async def _reach(broker: Broker, timeout_s: float) -> BrokerFacts:
         round_trip_ms=(loop.time() - began) * 1000,
         supported=versions.supported,
         finalized=versions.finalized,
-        has_consumer_protocol=ConsumerGroupHeartbeatRequest.api in versions,
+        missing={one.name: text for one in (PUBLISHING, TRANSACTIONS) if (text := versions.lacks(one))},
+        has_consumer_protocol=not versions.lacks(CONSUMER_PROTOCOL),
     )
 
 

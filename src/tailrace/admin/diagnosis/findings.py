@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tailrace.protocol.handshake import Capability
+
 __all__ = [
     "ClusterNeeds",
     "CommandLines",
@@ -165,6 +167,8 @@ class ClusterNeeds:
 
     groups: tuple[GroupNeeds, ...] = ()
     topics: Mapping[str, TopicNeeds] = field(default_factory=dict)
+    capabilities: frozenset[Capability] = frozenset()
+    """Capabilities that the app needs and that not all brokers have."""
 
 
 # ---- wording -------------------------------------------------------------------------------------------------------

@@ -106,16 +106,18 @@ async def test_a_broker_with_the_protocol_switched_off_raises(group):
 
 
 async def test_a_broker_without_the_protocol_raises(quick, group):
-    """If the broker is older than the consumer protocol, the next poll raises and suggests the classic one."""
+    """If the broker is older than the consumer protocol, the start raises and suggests the classic one."""
     topic = quick.topic()
 
     def older(answer):
         return replace(answer, api_keys=tuple(one for one in answer.api_keys if one.api_key != 68))
 
-    with quick.proxy.edit_answer(ApiVersionsRequest, older, times=None):
-        async with quick.consumer(topic, group_id=group, client_id=group) as consumer:
-            with pytest.raises(UnsupportedVersionError, match="group_protocol='classic'"):
-                await consumer.getone(timeout_ms=10_000)
+    consumer = quick.consumer(topic, group_id=group, client_id=group)
+    with (
+        quick.proxy.edit_answer(ApiVersionsRequest, older, times=None),
+        pytest.raises(UnsupportedVersionError, match=r"\(KIP-848\).* - set group_protocol='classic'"),
+    ):
+        await consumer.start()
 
     assert not quick.heartbeats(group)
 
