@@ -46,7 +46,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [one for one in items if one not in set(left_out)]
 
 
-STARTS_SERVER = re.compile(r"\b(Kafka(Server|Cluster)|spark_session|SparkSession|Popen|SchemaRegistryServer)\b")
+STARTS_SERVER = re.compile(
+    r"\b(Kafka(Server|Cluster)|running_(broker|service)|spark_session|SparkSession|Popen|SchemaRegistryServer)\b"
+)
 
 
 def needs_server(item: pytest.Item) -> bool:
