@@ -149,9 +149,6 @@ def _class_of(package: str, name: str) -> Any:  # noqa: ANN401 - a class of an u
 
 NO_OVERRIDES: Overrides = types.MappingProxyType({})
 
-DirectCall: TypeAlias = Callable[[Any], Awaitable[object]]
-"""Calls an async handler with a unit."""
-
 
 class ValueCall(NamedTuple):
     """Call of an async handler whose only parameter is the value of a record: ``function(decode(record.value))``.
@@ -211,7 +208,7 @@ class PreparedHandler:
     decode_one: Callable[[Record], object]
     bind: Bind
     call: Call
-    direct_call: DirectCall | None
+    direct_call: Callable[[Any], Awaitable[object]] | None
     value_call: ValueCall | None
     app_dependencies: tuple[Dependency, ...]
     record_dependencies: tuple[Dependency, ...]
@@ -274,7 +271,7 @@ def prepare(
         prefetch = batch_prefetch(prefetch)
     call = _call(function, bound, plan.dependencies("record")) if is_async else _refuse_call(where)
     can_call_directly = len(bound.positional) == 1 and not bound.by_keyword and prefetch is None
-    direct_call: DirectCall | None = None
+    direct_call: Callable[[Any], Awaitable[object]] | None = None
     if is_async and can_call_directly:
         if parameters[0].source == "record":
             direct_call = function
@@ -322,7 +319,9 @@ def _call(function: Callable[..., Any], bound: Binding, record_dependencies: Seq
     return call_with_keywords if bound.by_keyword else call
 
 
-def _direct_call(function: Callable[..., Any], unit_reader: _UnitReader, *, is_batch: bool) -> DirectCall:
+def _direct_call(
+    function: Callable[..., Any], unit_reader: _UnitReader, *, is_batch: bool
+) -> Callable[[Any], Awaitable[object]]:
     read, value_reader = unit_reader.read, unit_reader.value_reader
     if is_batch or value_reader is None or value_reader.decode is None:
         return lambda unit: function(read(unit))
