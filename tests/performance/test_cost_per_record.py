@@ -14,7 +14,7 @@ import pytest
 
 from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import ExecutorOptions
-from tailrace.app.dispatch.record_executor import RecordExecutor, Worker
+from tailrace.app.dispatch.record_executor import RecordExecutor, RecordWorker
 from tailrace.app.failures.policy import FailuresByIndex
 from tailrace.batches import record_batch
 from tailrace.batches.record_batch import split
@@ -153,7 +153,7 @@ def test_handling_costs_no_more_than_recorded(records):
             if count == RECORDS:
                 done.set()
 
-        async def recover(_executor: RecordExecutor, _work: Worker, _failed: FailuresByIndex) -> None:
+        async def recover(_executor: RecordExecutor, _work: RecordWorker, _failed: FailuresByIndex) -> None:
             raise AssertionError("no record fails")
 
         options = ExecutorOptions(order_by="partition", concurrency=64, window=RECORDS, on_progress=lambda: None)

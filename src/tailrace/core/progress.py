@@ -162,7 +162,11 @@ class Lease:
         return self.records[first].offset if first < len(self.records) else None
 
     def _first_open(self) -> int:
-        """Return the index of the first record that is in flight or not taken."""
+        """Return the index of the first record that is in flight or not taken.
+
+        Nothing is called when a record is taken from ``left``: the length of the iterator shows how many were taken.
+        Without a batch, all of them but the last are finished, or started by offset.
+        """
         taken, finished = len(self.records) - length_hint(self.left), self._finished
         if finished < taken - 1 and not self._is_batch:
             return taken - 1

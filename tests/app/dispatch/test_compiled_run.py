@@ -12,7 +12,7 @@ import pytest
 from tailrace import Record
 from tailrace.app.declare.prepared_handler import ValueCall
 from tailrace.app.dispatch import record_executor
-from tailrace.app.dispatch.record_executor import Worker
+from tailrace.app.dispatch.record_executor import RecordWorker
 from tailrace.installation import COMPILED, handler_run
 
 Run = Callable[..., Awaitable[object]]
@@ -32,7 +32,7 @@ def run(request) -> Run:
     """Return the function that runs up to ``most`` records; only the compiled one uses ``value_call``."""
 
     def start(
-        worker: Worker, records: Iterator[Record], most: int, handle: Any, value_call: ValueCall | None = None
+        worker: RecordWorker, records: Iterator[Record], most: int, handle: Any, value_call: ValueCall | None = None
     ) -> Awaitable[object]:
         if request.param == "python":
             return record_executor._run(worker, records, most, handle)
@@ -41,8 +41,8 @@ def run(request) -> Run:
     return start
 
 
-def new_worker() -> Worker:
-    return Worker(contextvars.copy_context())
+def new_worker() -> RecordWorker:
+    return RecordWorker(contextvars.copy_context())
 
 
 def records(count: int = 10) -> Iterator[Record]:
@@ -143,7 +143,7 @@ async def test_a_changed_context_ends_the_run(run):
         if record.offset == 2:
             _variable.set(1)
 
-    async def run_in(worker: Worker) -> None:
+    async def run_in(worker: RecordWorker) -> None:
         await run(worker, left, 10, handle)
 
     worker = new_worker()

@@ -11,7 +11,7 @@ from tailrace import App, Record, Retry, TopicPartition
 from tailrace.app.dispatch.batch_executor import BatchExecutor
 from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import ExecutorOptions
-from tailrace.app.dispatch.record_executor import RecordExecutor, Worker
+from tailrace.app.dispatch.record_executor import RecordExecutor, RecordWorker
 from tailrace.app.failures.policy import FailuresByIndex
 from tailrace.app.policies import Batch
 from tailrace.consumer.partition import AssignedPartitions, Partition
@@ -241,7 +241,7 @@ async def test_a_record_lost_when_its_pause_ends_is_not_retried():
         tried.append(record.offset)
         raise ValueError("no")
 
-    async def recover(_line: RecordExecutor, work: Worker, _failed: FailuresByIndex) -> None:
+    async def recover(_line: RecordExecutor, work: RecordWorker, _failed: FailuresByIndex) -> None:
         loop.call_later(0.01, line.drop, PARTITION)
         # Blocks the loop until both callbacks are due.
         loop.call_soon(time.sleep, 0.1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -82,7 +84,7 @@ def test_record_waits_for_the_last_of_its_lane(by_key, leases):
     assert (first, second) == ((P, 0), (P, 1))
     assert where(by_key.take()) == (P, 3)
     assert by_key.take() is None
-    assert (by_key.parked, by_key.parked_of(P, b"a"), by_key.parked_of(P, b"c")) == (2, 1, 0)
+    assert by_key.parked == 2
     by_key.add(leases.of(records(P, "d", 5)))
     by_key.finished(b)
     assert [where(by_key.take()) for _ in range(3)] == [(P, 4), (P, 5), None]
@@ -103,7 +105,7 @@ def test_waiting_records_of_a_lane_run_one_at_a_time(by_key, leases):
         assert work.is_started
     by_key.finished(work)
     assert by_key.take() is None
-    assert by_key.parked_of(P, b"a") == 0
+    assert by_key.parked == 0
 
 
 def test_lanes_of_partitions_do_not_mix(by_key, leases):
@@ -121,7 +123,7 @@ def test_records_without_a_key_share_a_lane(by_key, leases):
 
     assert [start(by_key)[0] for _ in range(3)] == [(P, 0), (P, 1), (Q, 0)]
     assert by_key.take() is None
-    assert by_key.parked_of(P, None) == 1
+    assert by_key.parked == 1
 
 
 def test_records_that_wait_for_their_lane_are_in_flight(by_key, leases):
@@ -173,7 +175,7 @@ def test_poisoned_key_blocks_its_partition_at_half_the_limit(by_key, leases):
     by_key.add(leases.of(records(P, "ba", 4)))
     assert where(by_key.take()) == (P, 4)
     assert by_key.take() is None
-    assert (by_key.parked, by_key.parked_of(P, b"a")) == (4, 4)
+    assert by_key.parked == 4
     assert (by_key.room_of(P), by_key.room_of(Q)) == (0, 3)
     by_key.finished(poisoned)
     assert by_key.room_of(P) == 2
@@ -235,7 +237,7 @@ def test_lane_may_exceed_its_limit(by_key, leases):
 
     wanted = {}
     for _ in range(6):
-        wanted[by_key.parked_of(P, b"a")] = by_key.room_of(P) > 0
+        wanted[by_key.parked] = by_key.room_of(P) > 0
         by_key.finished(work)
         work = by_key.take()
 
@@ -264,20 +266,22 @@ def test_partitions_read_at_one_rate_get_equal_shares(leases):
     """Partitions read at the same rate end up with equal shares, whichever was first."""
     lanes, most = Lanes("key", 90), 0
     names = [TopicPartition("t", number) for number in range(3)]
-    offsets = dict.fromkeys(names, 0)
+    offsets, held = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
     for _ in range(40):
         for name in names:
             room = lanes.room_of(name)
             if room:
                 lanes.add(leases.of(records(name, "a" * room, offsets[name])))
             offsets[name] += room
+            held[name] += room
         for _ in range(15):
-            lanes.take()
+            if (work := lanes.take()) is not None:
+                held[work.record.topic_partition] -= 1
         most = max(most, lanes.waiting)
 
-    held = [lanes.waiting_of(name) for name in names]
     assert most <= 90
-    assert max(held) - min(held) <= 15
+    assert sum(held.values()) == lanes.waiting
+    assert max(held.values()) - min(held.values()) <= 15
 
 
 def test_waiting_partition_has_no_room(by_partition, leases):
@@ -345,7 +349,7 @@ def test_shared_partition_does_not_wait_as_a_whole(leases):
         assert lanes.take() is None
 
     assert added > 4
-    assert lanes.parked_of(P, b"b") == lanes.parked == added - 1
+    assert lanes.parked == added - 1
     assert full == [((P, 4), 4)]
     assert (list(leases.unstarted(P)), lanes.room_of(Q)) == ([], 2)
     lanes.finished(first)
@@ -421,7 +425,7 @@ def test_no_record_starts_directly_after_a_suspension(by_key, leases):
     by_key.add(leases.of(records(P, "aabca")))
     by_key.take()
     for record in by_key.free:
-        by_key.suspended(work := by_key.work_of(record))
+        by_key.suspended(work := by_key.last_taken(record))
         break
 
     assert where(work) == (P, 1)
@@ -504,7 +508,7 @@ def test_a_handler_may_unsubscribe_from_its_own_partition(by_key, leases):
     record = next(by_key.free)
 
     by_key.drop(P)
-    by_key.suspended(work := by_key.work_of(record))
+    by_key.suspended(work := by_key.last_taken(record))
 
     by_key.add(leases.of(records(P, "b")))
     assert by_key.take() is None
@@ -565,6 +569,9 @@ class Running(RuleBasedStateMachine):
         first = next(one for one in self.waiting if self.lane_of(one) == lane)
         return first is record and not any(self.lane_of(work.record) == lane for work in self.running)
 
+    def was_parked(self, record):
+        return (record.topic_partition, record.offset) in self.were_parked
+
     def took(self, record, lease):
         assert self.is_runnable(record)
         assert not lease.progress.is_over
@@ -611,10 +618,10 @@ class Running(RuleBasedStateMachine):
     @rule(most=st.integers(1, 4), suspends=st.booleans())
     def run_freely(self, most, suspends):
         for place, record in enumerate(self.lanes.free, 1):
-            self.took(record, self.lanes.work_of(record).lease)
+            self.took(record, self.lanes.last_taken(record).lease)
             if place == most:
                 if suspends:
-                    self.suspend(self.lanes.work_of(record))
+                    self.suspend(self.lanes.last_taken(record))
                 break
         self.lanes.finish_last()
 
@@ -644,7 +651,7 @@ class Running(RuleBasedStateMachine):
         if not hasattr(self, "lanes"):
             return
         lanes = self.lanes
-        parked = [one for one in self.waiting if (one.topic_partition, one.offset) in self.were_parked]
+        parked = [one for one in self.waiting if self.was_parked(one)]
         assert (lanes.waiting, lanes.parked) == (len(self.waiting), len(parked))
         assert lanes.waiting <= lanes.window + len(PARTITIONS)
         assert lanes.failing == sum(work.is_failing for work in self.running)
@@ -655,7 +662,12 @@ class Running(RuleBasedStateMachine):
             return
         lanes = self.lanes
         for partition in PARTITIONS:
-            full = [lanes.parked_of(partition, key) >= lanes.lane_limit for key in (b"a", b"b", None)]
+            parked = Counter(
+                self.lane_of(one)
+                for one in self.waiting
+                if one.topic_partition == partition and self.was_parked(one) and not self.is_runnable(one)
+            )
+            full = [number >= lanes.lane_limit for number in parked.values()]
             failing = [work.record for work in self.running if work.is_failing]
             held = sum(one.topic_partition == partition for one in self.waiting + failing)
             left = lanes.window - lanes.waiting - len(failing)

@@ -8,7 +8,7 @@ import contextvars
 from tailrace import App, Record, TopicPartition
 from tailrace.app.dispatch.call import HandlerCall
 from tailrace.app.dispatch.executor import ExecutorOptions
-from tailrace.app.dispatch.record_executor import RecordExecutor, Worker
+from tailrace.app.dispatch.record_executor import RecordExecutor, RecordWorker
 from tailrace.app.failures.policy import FailuresByIndex
 from tailrace.consumer.partition import AssignedPartitions
 from tests.support.loop_turns import LoopTurns
@@ -25,7 +25,7 @@ async def test_failures_without_a_pause_do_not_starve_the_event_loop():
     async def fail(_record: Record) -> None:
         raise ValueError("no")
 
-    async def skip(line: RecordExecutor, work: Worker, _failed: FailuresByIndex) -> None:
+    async def skip(line: RecordExecutor, work: RecordWorker, _failed: FailuresByIndex) -> None:
         assert line.is_ours(work.records[0])
 
     options = ExecutorOptions(order_by="partition", concurrency=1, window=COUNT, on_progress=lambda: None)
@@ -58,7 +58,7 @@ async def test_a_context_variable_ends_with_its_record():
         if len(seen) == 100:
             all_seen.set()
 
-    async def recover(_executor: RecordExecutor, _work: Worker, _failed: FailuresByIndex) -> None:
+    async def recover(_executor: RecordExecutor, _work: RecordWorker, _failed: FailuresByIndex) -> None:
         pass
 
     options = ExecutorOptions(order_by="partition", concurrency=1, window=100, on_progress=lambda: None)

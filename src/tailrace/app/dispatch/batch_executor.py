@@ -8,19 +8,19 @@ from contextvars import Context
 from typing import TypeAlias
 
 from tailrace.app.dispatch.batching import BatchAssembler, HandlerBatch
-from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover, Work
+from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover, Worker
 from tailrace.app.failures.policy import FailuresByIndex
 from tailrace.app.policies import Batch
 from tailrace.core.progress import Lease
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["BatchExecutor", "RunningBatch"]
+__all__ = ["BatchExecutor", "BatchWorker"]
 
 Attempt: TypeAlias = Callable[[list[Record]], Awaitable[FailuresByIndex]]
 """Calls the handler for a batch; returns the failures."""
 
 
-class RunningBatch(Work):
+class BatchWorker(Worker):
     """Task that runs one batch."""
 
     __slots__ = ("queued",)
@@ -40,7 +40,7 @@ class RunningBatch(Work):
         return self.queued.leases
 
 
-class BatchExecutor(Executor[RunningBatch]):
+class BatchExecutor(Executor[BatchWorker]):
     """Executor for the batches of one handler."""
 
     handles_batches = True
@@ -55,8 +55,8 @@ class BatchExecutor(Executor[RunningBatch]):
             on_full=options.on_full,
         )
         super().__init__(self._batching, recover, options)
-        self._last_started: RunningBatch | None = None
-        """Batch that was started last; None once its handler has suspended or ended."""
+        self._last_started: BatchWorker | None = None
+        """Worker of the batch that was started last; None once its handler has suspended or ended."""
         self._timer: asyncio.TimerHandle | None = None
 
     def room_of(self, partition: TopicPartition) -> int:
@@ -80,13 +80,15 @@ class BatchExecutor(Executor[RunningBatch]):
     @property
     def started_or_due(self) -> int:
         """Number of records that run, wait for their next attempt, or wait in a batch with a due time."""
-        started = sum(max(1, len(work.records)) for work in self._workers)
+        started = sum(max(1, len(worker.records)) for worker in self._workers)
         return started if self._timer is None else started + self._batching.waiting
 
-    def keep_only(self, work: RunningBatch, records: Sequence[Record]) -> None:
+    def keep_only(self, worker: BatchWorker, records: Sequence[Record]) -> None:
         """Finish all records of a batch except ``records``."""
-        kept_partitions = {lease.partition for lease in work.leases}
-        self._batching.shrink(work.queued, [record for record in records if record.topic_partition in kept_partitions])
+        kept_partitions = {lease.partition for lease in worker.leases}
+        self._batching.shrink(
+            worker.queued, [record for record in records if record.topic_partition in kept_partitions]
+        )
         self._start_due()
         self._on_progress()
 
@@ -103,7 +105,7 @@ class BatchExecutor(Executor[RunningBatch]):
         return self._may_start and len(self._workers.tasks) < self._workers.max_tasks
 
     def _start(self, batch: HandlerBatch) -> None:
-        self._last_started = self._workers.start(lambda context: RunningBatch(context, batch), self._run_batch)
+        self._last_started = self._workers.start(lambda context: BatchWorker(context, batch), self._run_batch)
 
     def _set_timer(self, due_at: float | None) -> None:
         """Make the timer fire at ``due_at`` or earlier; stop the timer if ``due_at`` is None."""
@@ -122,34 +124,34 @@ class BatchExecutor(Executor[RunningBatch]):
 
     # ---- running batches -----------------------------------------------------------------------------------------
 
-    async def _run_batch(self, work: RunningBatch) -> None:
+    async def _run_batch(self, worker: BatchWorker) -> None:
         # Partitions of the batch may have been halted after this task was created and before it started to run.
-        self._leave_halted_partitions(work)
-        if work.records and (failed := await self.attempt(work)):
-            await self._recover(self, work, failed)
-        self._batching.finish(work.queued)
+        self._leave_halted_partitions(worker)
+        if worker.records and (failed := await self.attempt(worker)):
+            await self._recover(self, worker, failed)
+        self._batching.finish(worker.queued)
         # Thus more records are read in the next iteration of the event loop; ``_ended`` is called one iteration later.
-        self._allow_more_records(work)
+        self._allow_more_records(worker)
 
-    async def _call(self, work: RunningBatch) -> FailuresByIndex:
-        work.since = self._loop.time()
+    async def _call(self, worker: BatchWorker) -> FailuresByIndex:
+        worker.since = self._loop.time()
         # If the event loop calls this before the handler has ended, the handler has suspended.
-        self._loop.call_soon(self._allow_more_records, work)
+        self._loop.call_soon(self._allow_more_records, worker)
         try:
-            return await self._attempt(work.records)
+            return await self._attempt(worker.records)
         finally:
-            work.since = None
+            worker.since = None
 
-    def _allow_more_records(self, work: RunningBatch) -> None:
-        """Allow more records if ``work`` was started last, because its handler has suspended or ended."""
-        if self._last_started is work:
+    def _allow_more_records(self, worker: BatchWorker) -> None:
+        """Allow more records if ``worker`` was started last, because its handler has suspended or ended."""
+        if self._last_started is worker:
             self._last_started = None
             self._on_progress()
 
-    def _remove(self, work: RunningBatch, partition: TopicPartition) -> None:
-        self._batching.abandon(work.queued, partition)
+    def _remove(self, worker: BatchWorker, partition: TopicPartition) -> None:
+        self._batching.abandon(worker.queued, partition)
 
-    def _ended(self, work: RunningBatch) -> None:
-        if self._last_started is work:
+    def _ended(self, worker: BatchWorker) -> None:
+        if self._last_started is worker:
             self._last_started = None
-        super()._ended(work)
+        super()._ended(worker)

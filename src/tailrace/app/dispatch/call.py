@@ -1,9 +1,21 @@
 """Construction of a handler's call from its parts, each of which wraps the next one.
 
-The parts are, from the outermost: instrumentation, transaction, ``when=``, publishing, deadline, middleware, decoding
-and the function. Middleware runs within the deadline and may change the result to publish. Records that ``when=``
-excludes reach neither the middleware nor the function. The call for a record raises if the record fails; the call for a
-batch returns the failures.
+The parts are, from the outermost; ``handler_call`` leaves out those that the handler does not need:
+
+1. instrumentation;
+2. transaction;
+3. replacement of a record of a retry or replay topic by the record as it was first read;
+4. ``when=``, so records that it excludes reach neither the middleware nor the function;
+5. for a batch, the failures of single records; for a record, the trace of the record;
+6. publishing of the result;
+7. for a plain function, the limit of its threads;
+8. fetches of the codec, such as a schema, which thus do not count towards the deadline;
+9. deadline;
+10. middleware, which may change the result to publish;
+11. decoding and the function, for a plain function in a thread.
+
+The call for a record raises if the record fails; the call for a batch returns the failures. Without step 6, the caller
+publishes the result: ``RecordExecutor`` does so for a handler that declares no result and returns one nevertheless.
 """
 
 from __future__ import annotations

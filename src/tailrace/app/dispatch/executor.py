@@ -31,7 +31,7 @@ __all__ = [
     "Executor",
     "ExecutorOptions",
     "Recover",
-    "Work",
+    "Worker",
     "Workers",
     "self_cancellation_failure",
     "stop_all",
@@ -81,17 +81,17 @@ async def stop_all(tasks: Collection[asyncio.Task[Any]], within_s: float) -> boo
     return True
 
 
-# ---- tasks of an executor, with the work that they run ---------------------------------------------------------------
+# ---- tasks of an executor, with the records that they run ------------------------------------------------------------
 
 
-class Work(ABC):
-    """Record or batch that was started and is not finished, with its task.
+class Worker(ABC):
+    """Task of an executor, with the record or batch that it runs.
 
     Attributes:
         handler_task: identifies the task to publishers, which refuse its messages once the task is abandoned.
         since: event loop time at which the running call began; None if no call runs.
         waits: futures that end a pause before another attempt, each with the partition whose records wait; None instead
-            of the partition if all records of the work wait.
+            of the partition if all records of the worker wait.
     """
 
     __slots__ = ("handler_task", "since", "waits")
@@ -114,63 +114,63 @@ class Work(ABC):
         """Leases of ``records``, as far as they are in a queue: none for a record whose task has never suspended."""
 
 
-WorkT = TypeVar("WorkT", bound=Work)
+WorkerT = TypeVar("WorkerT", bound=Worker)
 
 
-class Workers(Generic[WorkT]):
-    """Running tasks of one executor; each task starts in a copy of the context in which this object was created.
+class Workers(Generic[WorkerT]):
+    """Running workers of one executor; each task starts in a copy of the context in which this object was created.
 
     Attributes:
         max_tasks: maximum number of tasks, which the executor enforces.
         is_ending: True once the executor ends; it starts no more work then.
         has_abandoned: True if a task was abandoned, because it still ran when the time to clean up was over.
-        tasks: running tasks, each with its work.
+        tasks: running tasks, each with its worker.
         first_error: future that gets the error of the first task that fails.
     """
 
-    def __init__(self, max_tasks: int, on_end: Callable[[WorkT], None]) -> None:
+    def __init__(self, max_tasks: int, on_end: Callable[[WorkerT], None]) -> None:
         self.max_tasks, self._on_end = max_tasks, on_end
         self._context = copy_context()
         self.is_ending = self.has_abandoned = False
         self._loop = asyncio.get_running_loop()
-        self.tasks: dict[asyncio.Task[None], WorkT] = {}
+        self.tasks: dict[asyncio.Task[None], WorkerT] = {}
         self.first_error: asyncio.Future[None] = self._loop.create_future()
 
-    def __iter__(self) -> Iterator[WorkT]:
+    def __iter__(self) -> Iterator[WorkerT]:
         return iter(self.tasks.values())
 
-    def work_of(self, task: asyncio.Task[Any] | None) -> WorkT | None:
-        """Return the work of ``task``; None if ``task`` does not belong to the executor. Thread-safe."""
+    def worker_in(self, task: asyncio.Task[Any] | None) -> WorkerT | None:
+        """Return the worker whose task is ``task``; None if there is none. Thread-safe."""
         return self.tasks.get(task) if task is not None else None
 
-    def start(self, make: Callable[[Context], WorkT], run: Callable[[WorkT], Coroutine[Any, Any, None]]) -> WorkT:
-        """Create work with ``make``, start a task that runs it, and return it; the caller checks ``max_tasks``."""
+    def start(self, make: Callable[[Context], WorkerT], run: Callable[[WorkerT], Coroutine[Any, Any, None]]) -> WorkerT:
+        """Create a worker with ``make``, start its task, and return it; the caller checks ``max_tasks``."""
         context = self._context.copy()
-        work = make(context)
-        task = self._loop.create_task(run(work), context=context)
-        self.tasks[task] = work
+        worker = make(context)
+        task = self._loop.create_task(run(worker), context=context)
+        self.tasks[task] = worker
         task.add_done_callback(self._ended)
-        return work
+        return worker
 
     async def end(self, within_s: float) -> None:
         """Cancel all tasks, wait at most ``within_s`` seconds for them, and abandon tasks that still run."""
         self.is_ending = True
         self.has_abandoned = not await stop_all(list(self.tasks), within_s)
-        for work in self:
-            work.handler_task.is_abandoned = True
+        for worker in self:
+            worker.handler_task.is_abandoned = True
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        work, error = self.tasks.pop(task), task_error(task)
+        worker, error = self.tasks.pop(task), task_error(task)
         if error is not None and not self.first_error.done():
             self.first_error.set_exception(error)
-        self._on_end(work)
+        self._on_end(worker)
 
 
 # ---- base class of the executors for records and for batches ---------------------------------------------------------
 
 
 Recover: TypeAlias = Callable[[Any, Any, FailuresByIndex], Awaitable[None]]
-"""Retries or gives up failed work; called with the executor, the work and its failures. If it raises, the app ends."""
+"""Retries or gives up failed records; called with executor, worker and failures. If it raises, the app ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,10 +193,8 @@ class ExecutorOptions:
     on_full: Callable[[Record, int], object] = lambda _record, _waiting: None
 
 
-class Executor(ABC, Generic[WorkT]):
-    """Executor for the records or batches of one handler.
-
-    Work is a record or batch that has started and is not finished.
+class Executor(ABC, Generic[WorkerT]):
+    """Executor for the records or batches of one handler, each of which is run by a ``Worker``.
 
     Attributes:
         is_paused: True from ``pause_handler`` to ``resume_handler``.
@@ -213,10 +211,10 @@ class Executor(ABC, Generic[WorkT]):
         options: ExecutorOptions,
     ) -> None:
         self._queue, self._recover, self._on_progress = queue, recover, options.on_progress
-        self._progress: dict[TopicPartition, Progress] = {}
+        self._latest_progress: dict[TopicPartition, Progress] = {}
         """Progress of each partition's latest assignment epoch."""
         self._loop = asyncio.get_running_loop()
-        self._workers: Workers[WorkT] = Workers(options.concurrency, self._ended)
+        self._workers: Workers[WorkerT] = Workers(options.concurrency, self._ended)
         self.is_paused = self._are_starts_held = False
         self._may_start = True
         self.meter = CallMeter()
@@ -229,14 +227,14 @@ class Executor(ABC, Generic[WorkT]):
 
     def add(self, lease: Lease) -> None:
         """Add the next records of a partition, and start the work that may start now."""
-        self._progress[lease.partition] = lease.progress
+        self._latest_progress[lease.partition] = lease.progress
         self._queue.add(lease, self._loop.time())
         self._start_due()
 
     def halt(self, partition: TopicPartition) -> None:
         """Start no more records of a partition, and leave its records that do not run to the next owner."""
         self._mark_suspended()
-        if (progress := self._progress.get(partition)) is not None:
+        if (progress := self._latest_progress.get(partition)) is not None:
             progress.halt()
             leases, parked = self._queue.drop(partition)
             for lease in leases:
@@ -249,7 +247,7 @@ class Executor(ABC, Generic[WorkT]):
         """Forget a partition that was revoked, lost, sought or reset; retry none of its failed records."""
         self._mark_suspended()
         self._queue.drop(partition)
-        if (progress := self._progress.pop(partition, None)) is not None:
+        if (progress := self._latest_progress.pop(partition, None)) is not None:
             progress.halt()
             self._leave_paused_work(partition)
 
@@ -333,40 +331,40 @@ class Executor(ABC, Generic[WorkT]):
     @property
     def longest_s(self) -> float:
         """Seconds since the start of the oldest running call; 0 if no call runs."""
-        since = [work.since for work in self._workers if work.since is not None]
+        since = [worker.since for worker in self._workers if worker.since is not None]
         return self._loop.time() - min(since) if since else 0.0
 
     @property
     def started(self) -> list[Record]:
         """Records that run, wait for their next attempt, or were taken from their lease to run next."""
-        return [record for work in self._workers for record in work.records]
+        return [record for worker in self._workers for record in worker.records]
 
     @property
     def in_flight(self) -> int:
         """Number of records that run, or wait for their next attempt."""
-        return sum(len(work.records) for work in self._workers)
+        return sum(len(worker.records) for worker in self._workers)
 
     @property
     def is_running(self) -> bool:
         """True if a record runs or waits for its next attempt."""
-        return any(work.records for work in self._workers)
+        return any(worker.records for worker in self._workers)
 
     @property
     def runs_current_records(self) -> bool:
         """True if a record runs or waits for its next attempt, unless its partition was dropped since its start."""
-        running = [work.leases for work in self._workers if work.records]
-        # Work without a lease has not suspended, so its partition cannot have been dropped since its start.
+        running = [worker.leases for worker in self._workers if worker.records]
+        # A worker without a lease has not suspended, so its partition cannot have been dropped since its start.
         return any(not leases or not all(lease.progress.is_over for lease in leases) for leases in running)
 
     @property
     def first_unfinished(self) -> list[Record]:
         """Unfinished records that have started; of each batch, only the first unfinished record."""
-        return [work.records[0] for work in self._workers if work.records]
+        return [worker.records[0] for worker in self._workers if worker.records]
 
     def runs_in(self, task: asyncio.Task[Any]) -> bool:
         """Return True if the handler runs in ``task``. Thread-safe."""
-        work = self._workers.work_of(task)
-        return work is not None and bool(work.records)
+        worker = self._workers.worker_in(task)
+        return worker is not None and bool(worker.records)
 
     @property
     def has_failed(self) -> bool:
@@ -380,17 +378,17 @@ class Executor(ABC, Generic[WorkT]):
 
     # ---- failed work ---------------------------------------------------------------------------------------------
 
-    async def attempt(self, work: WorkT) -> FailuresByIndex:
+    async def attempt(self, worker: WorkerT) -> FailuresByIndex:
         """Call the handler; return the failures.
 
         A CancelledError that the handler raises counts as a failure. This method raises CancelledError, and the records
         stay unfinished, if a record fails while the executor ends, or if the task was abandoned.
         """
-        began_at, count = self._loop.time(), len(work.records)
+        began_at, count = self._loop.time(), len(worker.records)
         try:
-            failed = await self._call(work)
+            failed = await self._call(worker)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a handler may raise any exception
-            failed = dict.fromkeys(range(len(work.records)), self._failure(error))
+            failed = dict.fromkeys(range(len(worker.records)), self._failure(error))
         self.meter.note_call(count, self._loop.time() - began_at, failed=len(failed), is_batch=self.handles_batches)
         if self._workers.has_abandoned or (failed and self._workers.is_ending):
             raise asyncio.CancelledError
@@ -402,45 +400,45 @@ class Executor(ABC, Generic[WorkT]):
             raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError from error
         return error if isinstance(error, Exception) else self_cancellation_failure()
 
-    async def pause_all(self, work: WorkT, seconds: float) -> bool:
-        """Wait ``seconds`` for the next attempt; return False if all partitions of ``work`` are halted or dropped."""
+    async def pause_all(self, worker: WorkerT, seconds: float) -> bool:
+        """Wait ``seconds`` for the next attempt; return False if all partitions of ``worker`` are halted or dropped."""
         self._mark_suspended()
-        self._leave_halted_partitions(work)
-        if work.records:
-            await self._wait(work, None, seconds)
-        return bool(work.records)
+        self._leave_halted_partitions(worker)
+        if worker.records:
+            await self._wait(worker, None, seconds)
+        return bool(worker.records)
 
     async def pause(self, record: Record, seconds: float) -> bool:
         """Wait ``seconds`` before a failed record is sent again; return False if its partition is halted or dropped."""
         self._mark_suspended()
-        work, partition = self._work_of(record), record.topic_partition
-        if work is None:
+        worker, partition = self._worker_of(record), record.topic_partition
+        if worker is None:
             return False
-        if _lease_of(work, partition).progress.is_halted:
-            self._leave_partition(work, partition)
+        if _lease_of(worker, partition).progress.is_halted:
+            self._leave_partition(worker, partition)
             return False
-        await self._wait(work, partition, seconds)
+        await self._wait(worker, partition, seconds)
         return self.is_ours(record)
 
     def is_ours(self, record: Record) -> bool:
         """Return False if the partition of a started record was dropped, or the record was left to another owner."""
-        work, partition = self._work_of(record), record.topic_partition
-        # Work without a lease has not suspended, so its partition cannot have been dropped since its start.
-        return work is not None and (not work.leases or not _lease_of(work, partition).progress.is_over)
+        worker, partition = self._worker_of(record), record.topic_partition
+        # A worker without a lease has not suspended, so its partition cannot have been dropped since its start.
+        return worker is not None and (not worker.leases or not _lease_of(worker, partition).progress.is_over)
 
-    async def _wait(self, work: WorkT, partition: TopicPartition | None, seconds: float) -> None:
+    async def _wait(self, worker: WorkerT, partition: TopicPartition | None, seconds: float) -> None:
         """Wait for ``seconds``, or until ``partition`` is halted or dropped; let other work run meanwhile.
 
         Args:
-            work: work that waits.
-            partition: partition that the work waits for; None to wait until all its partitions are halted or dropped.
+            worker: worker that waits.
+            partition: partition that the worker waits for; None to wait until all its partitions are halted or dropped.
             seconds: longest time to wait.
         """
         ended = self._loop.create_future()
-        self._queue.failed(work.queued)
-        self._workers.max_tasks += not work.waits
-        work.waits[ended] = partition
-        since, work.since = work.since, None
+        self._queue.failed(worker.queued)
+        self._workers.max_tasks += not worker.waits
+        worker.waits[ended] = partition
+        since, worker.since = worker.since, None
         self._start_due()
         self._on_progress()
         try:
@@ -449,30 +447,32 @@ class Executor(ABC, Generic[WorkT]):
         except TimeoutError:
             pass
         finally:
-            del work.waits[ended]
-            self._workers.max_tasks -= not work.waits
-            work.since = None if since is None else self._loop.time()
+            del worker.waits[ended]
+            self._workers.max_tasks -= not worker.waits
+            worker.since = None if since is None else self._loop.time()
 
-    def _work_of(self, record: Record) -> WorkT | None:
-        """Return the work that contains an unfinished record; None if the record was left to another owner."""
-        current = self._workers.work_of(asyncio.current_task())
-        works = self._workers if current is None else [current]
-        return next((work for work in works if any(unfinished is record for unfinished in work.records)), None)
+    def _worker_of(self, record: Record) -> WorkerT | None:
+        """Return the worker of an unfinished record; None if the record was left to another owner."""
+        current = self._workers.worker_in(asyncio.current_task())
+        workers = self._workers if current is None else [current]
+        return next((worker for worker in workers if any(unfinished is record for unfinished in worker.records)), None)
 
-    def _leave_halted_partitions(self, work: WorkT) -> None:
-        for partition in {lease.partition for lease in work.leases if lease.progress.is_halted}:
-            self._leave_partition(work, partition)
+    def _leave_halted_partitions(self, worker: WorkerT) -> None:
+        for partition in {lease.partition for lease in worker.leases if lease.progress.is_halted}:
+            self._leave_partition(worker, partition)
 
     def _leave_paused_work(self, partition: TopicPartition) -> None:
-        for work in self._workers:
-            if work.waits and any(lease.partition == partition and lease.progress.is_halted for lease in work.leases):
-                self._leave_partition(work, partition)
+        for worker in self._workers:
+            if worker.waits and any(
+                lease.partition == partition and lease.progress.is_halted for lease in worker.leases
+            ):
+                self._leave_partition(worker, partition)
 
-    def _leave_partition(self, work: WorkT, partition: TopicPartition) -> None:
+    def _leave_partition(self, worker: WorkerT, partition: TopicPartition) -> None:
         """Leave the unfinished records of a partition to its next owner, and end their waits."""
-        self._remove(work, partition)
-        for wait, waiting_partition in work.waits.items():
-            if not wait.done() and (waiting_partition == partition or not work.records):
+        self._remove(worker, partition)
+        for wait, waiting_partition in worker.waits.items():
+            if not wait.done() and (waiting_partition == partition or not worker.records):
                 wait.set_result(None)
 
     # ---- for subclasses ------------------------------------------------------------------------------------------
@@ -482,25 +482,25 @@ class Executor(ABC, Generic[WorkT]):
         """Start the work that may start now."""
 
     @abstractmethod
-    async def _call(self, work: WorkT) -> FailuresByIndex:
+    async def _call(self, worker: WorkerT) -> FailuresByIndex:
         """Call the handler; return the failures, or raise an error with which all records fail."""
 
     @abstractmethod
-    def keep_only(self, work: WorkT, records: Sequence[Record]) -> None:
-        """Finish all records of failed work except ``records``."""
+    def keep_only(self, worker: WorkerT, records: Sequence[Record]) -> None:
+        """Finish all records of ``worker`` except ``records``."""
 
     @abstractmethod
-    def _remove(self, work: WorkT, partition: TopicPartition, /) -> None:
-        """Remove the records of a partition from ``work`` without finishing them."""
+    def _remove(self, worker: WorkerT, partition: TopicPartition, /) -> None:
+        """Remove the records of a partition from ``worker`` without finishing them."""
 
     def _mark_suspended(self) -> None:
         """Mark the running record as suspended; called before other changes of state. Batches need no mark."""
 
-    def _ended(self, _work: WorkT) -> None:
+    def _ended(self, _worker: WorkerT) -> None:
         """Start other work after a task has ended."""
         self._update_starts()
         self._on_progress()
 
 
-def _lease_of(work: Work, partition: TopicPartition) -> Lease:
-    return next(lease for lease in work.leases if lease.partition == partition)
+def _lease_of(worker: Worker, partition: TopicPartition) -> Lease:
+    return next(lease for lease in worker.leases if lease.partition == partition)

@@ -156,14 +156,15 @@ _READ_PAUSED_INTERVAL_S = 60.0
 """Minimum time in seconds between two PartitionReadPaused events of one partition."""
 
 Connect: TypeAlias = Callable[[Routes], Source]
-"""Returns the source of a group's records."""
+"""Returns the source of a group's records: a ``ConsumerSource``, which reads with a consumer's ``Reader``, a
+``TransactionalSource`` around one, or a substitute for Kafka."""
 
 
 class GroupRuntime:
     """Reads the records of one group, and passes each record to its handler.
 
     Attributes:
-        source: source of records.
+        source: source of records; ``Source.next_slice`` is the call by which it reads.
         unmatched: number of records skipped because no handler matches them.
         left_behind: names of handlers that were canceled by the stop and still run.
     """
@@ -192,7 +193,8 @@ class GroupRuntime:
         )
         self._runtimes: list[HandlerRuntime] = []
         self._runtimes_by_topic: dict[str, list[HandlerRuntime]] = {}
-        self._progress = AutoResetEvent()
+        self._wakeup = AutoResetEvent()
+        """Set when a record is finished or there is room for more records, for ``finish``."""
         self._next_read_paused_at: dict[TopicPartition, float] = {}
         """Earliest time of the next PartitionReadPaused event of each partition."""
         self._is_ending = False
@@ -250,7 +252,7 @@ class GroupRuntime:
         if self._transactions is not None:
             await self._transactions.wait_until_no_transaction(until)
         while self.is_running and asyncio.get_running_loop().time() < until:
-            await self._progress.wait(until)
+            await self._wakeup.wait(until)
 
     def handler_in(self, task: asyncio.Task[Any]) -> str | None:
         """Return the name of the handler that runs in ``task``, or None. Thread-safe."""
@@ -450,7 +452,7 @@ class GroupRuntime:
         return found
 
     def _on_progress(self) -> None:
-        self._progress.set()
+        self._wakeup.set()
         self.source.progressed()
         if self._routes.retries:
             self._retry_topic_records.room_changed()

@@ -18,7 +18,7 @@ records is suspended. What happens to the following records depends on ``order_b
 To keep the cost of a record low, only records whose handler suspends are tracked. Until a handler suspends, a worker
 takes records from the iterator ``free``. A worker starts the handler in the same step of the event loop in which it
 takes the record, and calls ``suspended`` if the handler suspends. Therefore, at most one record at a time is taken and
-neither suspended nor finished.
+neither suspended nor finished. The module ``app.dispatch.record_executor`` describes how each record is finished.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Lanes:
         order_by: OrderBy,
         window: int,
         *,
-        on_full: Callable[[QueuedRecord, int], object] = lambda _work, _waiting: None,
+        on_full: Callable[[QueuedRecord, int], object] = lambda _queued, _waiting: None,
         is_shared: bool = False,
     ) -> None:
         self.order_by = order_by
@@ -188,7 +188,7 @@ class Lanes:
         self._is_last_open = True
         return self._left
 
-    def work_of(self, record: Record) -> QueuedRecord:
+    def last_taken(self, record: Record) -> QueuedRecord:
         """Return the queued record for ``record``, the last record taken from ``free``."""
         assert self._last_slice is not None
         return QueuedRecord(record, self._last_slice.lease, self._last_slice.queue)
@@ -209,11 +209,11 @@ class Lanes:
             busy, current, is_by_key = self._busy, self._slice, self._is_by_key
             for record in self._left:
                 assert current is not None
-                work = QueuedRecord(record, current.lease, current.queue)
+                queued = QueuedRecord(record, current.lease, current.queue)
                 if not busy or (record.key if is_by_key else None) not in busy:
                     self._is_last_open = True
-                    return work
-                self._park(work)
+                    return queued
+                self._park(queued)
             if not self._open_slice():
                 return None
 
@@ -223,57 +223,57 @@ class Lanes:
             self._last_slice.lease.finish()
         self._is_last_open = False
 
-    def suspended(self, work: QueuedRecord) -> None:
+    def suspended(self, queued: QueuedRecord) -> None:
         """Mark the lane of a record as busy until ``finished``, because the handler of the record has suspended."""
-        if work.is_started:
+        if queued.is_started:
             return
-        work.is_started, self._is_last_open = True, False
-        work.lease.start(work.record)
+        queued.is_started, self._is_last_open = True, False
+        queued.lease.start(queued.record)
         if self.order_by == "none":
             return
-        lane = self._lane_of(work)
-        assert lane not in work.queue.busy, "two records of one lane run at the same time"
-        work.queue.busy[lane] = work
-        if self._slices_wait and self._slice is not None and self._slice.queue is work.queue:
+        lane = self._lane_of(queued)
+        assert lane not in queued.queue.busy, "two records of one lane run at the same time"
+        queued.queue.busy[lane] = queued
+        if self._slices_wait and self._slice is not None and self._slice.queue is queued.queue:
             self._set_aside(self._slice)
 
-    def finished(self, work: QueuedRecord) -> None:
+    def finished(self, queued: QueuedRecord) -> None:
         """Finish a suspended or parked record, whatever its outcome, so that the next record of its lane may run.
 
         This must be called for records of dropped partitions, too.
         """
-        work.lease.progress.finish(work.record.offset)
-        queue, lane = work.queue, self._lane_of(work)
-        if queue.busy.get(lane) is not work:
+        queued.lease.progress.finish(queued.record.offset)
+        queue, lane = queued.queue, self._lane_of(queued)
+        if queue.busy.get(lane) is not queued:
             return
-        if work.parked:
-            queue.full_lanes -= len(work.parked) == self.lane_limit
-            following = queue.busy[lane] = work.parked.popleft()
-            following.parked, work.parked = work.parked, None
+        if queued.parked:
+            queue.full_lanes -= len(queued.parked) == self.lane_limit
+            following = queue.busy[lane] = queued.parked.popleft()
+            following.parked, queued.parked = queued.parked, None
             self._ready.append(following)
             return
         del queue.busy[lane]
         if self._slices_wait and queue.slices:
             self._next_queues.appendleft(queue)
 
-    def failed(self, work: QueuedRecord) -> None:
+    def failed(self, queued: QueuedRecord) -> None:
         """Count a record as failing until ``recovered``, because it will be retried."""
-        queue = work.queue
-        if self._slices_wait or work.is_failing:
+        queue = queued.queue
+        if self._slices_wait or queued.is_failing:
             return
-        work.is_failing = True
+        queued.is_failing = True
         self.failing += 1
         queue.failing += 1
         stuck = queue.parked + queue.failing
         if stuck >= 2 * (self.window - self.parked - self.failing):
-            self._on_full(work, stuck)
+            self._on_full(queued, stuck)
 
-    def recovered(self, work: QueuedRecord) -> None:
+    def recovered(self, queued: QueuedRecord) -> None:
         """Count a record no longer as failing, because it will not be retried; ``finished`` is called next."""
-        if work.is_failing:
-            work.is_failing = False
+        if queued.is_failing:
+            queued.is_failing = False
             self.failing -= 1
-            work.queue.failing -= 1
+            queued.queue.failing -= 1
 
     # ---- dropping ----------------------------------------------------------------------------------------------
 
@@ -294,14 +294,14 @@ class Lanes:
             self._slice, self._left, self._busy = None, _NO_RECORDS, {}
         elif queue in self._next_queues:
             self._next_queues.remove(queue)
-        parked = [work for work in self._ready if work.queue is queue]
-        self._ready = deque(work for work in self._ready if work.queue is not queue)
-        for work in queue.busy.values():
-            parked += work.parked or ()
-            work.parked = None
-        for work in parked:
-            if queue.busy.get(self._lane_of(work)) is work:
-                del queue.busy[self._lane_of(work)]
+        parked = [queued for queued in self._ready if queued.queue is queue]
+        self._ready = deque(queued for queued in self._ready if queued.queue is not queue)
+        for queued in queue.busy.values():
+            parked += queued.parked or ()
+            queued.parked = None
+        for queued in parked:
+            if queue.busy.get(self._lane_of(queued)) is queued:
+                del queue.busy[self._lane_of(queued)]
         self.parked -= len(parked)
         queue.full_lanes = queue.parked = 0
         return leases, parked
@@ -311,23 +311,12 @@ class Lanes:
     @property
     def ready(self) -> list[Record]:
         """Parked records that may run now."""
-        return [work.record for work in self._ready]
+        return [queued.record for queued in self._ready]
 
     @property
     def waiting(self) -> int:
         """Number of records that wait in this queue, parked or in a slice."""
         return self.parked + self._waiting_in_slices + length_hint(self._left)
-
-    def waiting_of(self, partition: TopicPartition) -> int:
-        """Return how many records of a partition wait in this queue, parked or in a slice."""
-        queue = self._queues.get(partition)
-        return 0 if queue is None else self._waiting_in(queue)
-
-    def parked_of(self, partition: TopicPartition, key: bytes | None) -> int:
-        """Return how many records are parked in a lane."""
-        queue = self._queues.get(partition)
-        work = queue.busy.get(key if self._is_by_key else None) if queue is not None else None
-        return len(work.parked) if work is not None and work.parked else 0
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -338,8 +327,8 @@ class Lanes:
     def _is_current(self, queue: _PartitionQueue | None) -> bool:
         return self._slice is not None and self._slice.queue is queue
 
-    def _lane_of(self, work: QueuedRecord) -> Lane:
-        return work.record.key if self._is_by_key else None
+    def _lane_of(self, queued: QueuedRecord) -> Lane:
+        return queued.record.key if self._is_by_key else None
 
     def _open_slice(self) -> bool:
         """Open the next slice; return False if there is none. The partition of the previous slice becomes the last."""
@@ -367,16 +356,16 @@ class Lanes:
             self._waiting_in_slices += left
         self._close_slice()
 
-    def _park(self, work: QueuedRecord) -> None:
+    def _park(self, queued: QueuedRecord) -> None:
         # The next record that is taken, or the end of the slice, ends the tracking of this record by its lease.
-        work.is_started = True
-        work.lease.progress.start(work.record.offset)
-        first = work.queue.busy[self._lane_of(work)]
+        queued.is_started = True
+        queued.lease.progress.start(queued.record.offset)
+        first = queued.queue.busy[self._lane_of(queued)]
         if first.parked is None:
             first.parked = deque()
-        first.parked.append(work)
+        first.parked.append(queued)
         self.parked += 1
-        work.queue.parked += 1
+        queued.queue.parked += 1
         if len(first.parked) == self.lane_limit:
-            work.queue.full_lanes += 1
-            self._on_full(work, self.lane_limit)
+            queued.queue.full_lanes += 1
+            self._on_full(queued, self.lane_limit)

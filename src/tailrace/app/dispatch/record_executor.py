@@ -3,6 +3,20 @@
 A worker runs records one after the other until a handler suspends. Only then is another worker woken and the state of
 the suspended record kept, so a handler that never suspends costs no task, no timer and no set entry per record. All
 workers share one event loop, so at most one worker runs at any moment: ``_running``, until its handler suspends.
+
+How a record is finished:
+
+- A record whose handler does not suspend is finished without a call. It is the record taken last from the iterator of
+  its ``Lease``, and the lease counts all records taken before the last one as finished. So taking the next record
+  finishes it, in ``_run`` and in its compiled version, too. If no record of the lease is taken next,
+  ``Lanes.finish_last`` finishes it, or the end of the slice.
+- A record whose handler suspends must be tracked by its offset before any other record is taken. ``_mark_suspended``
+  does that (``Lanes.suspended``, ``Lease.start``) and sets ``worker.queued``. It is called by ``_on_loop_iteration``,
+  which the event loop cannot run before the handler suspends, and before all else that takes records or changes the
+  state of the executor, for code that runs earlier in the same iteration. A second call changes nothing.
+- A record with ``worker.queued``, because it was suspended or parked, is finished by ``_finish_started``.
+
+So at most one record is taken and neither finished nor tracked: the record of ``_running`` without ``queued``.
 """
 
 from __future__ import annotations
@@ -14,7 +28,7 @@ from itertools import islice
 from operator import length_hint
 
 from tailrace.app.dispatch.call import HandlerCall, UnitCall
-from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover, Work
+from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover, Worker
 from tailrace.app.dispatch.lanes import Lanes, QueuedRecord
 from tailrace.app.failures.policy import FailuresByIndex
 from tailrace.app.publish.traces import is_opentelemetry_imported
@@ -24,13 +38,13 @@ from tailrace.core.progress import Lease
 from tailrace.installation import handler_run
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["RecordExecutor", "Worker"]
+__all__ = ["RecordExecutor", "RecordWorker"]
 
 _MAX_RECORDS_PER_CLOCK_READING = 32
 """Maximum number of records that run between two readings of the clock; the number begins with 1 and doubles."""
 
 
-class Worker(Work):
+class RecordWorker(Worker):
     """Task that runs one record after the other.
 
     Attributes:
@@ -80,13 +94,14 @@ class Worker(Work):
         return [] if self.queued is None else [self.queued.lease]
 
 
-class RecordExecutor(Executor[Worker]):
+class RecordExecutor(Executor[RecordWorker]):
     """Executor for the records of one handler."""
 
     def __init__(
         self, call: HandlerCall, recover: Recover, options: ExecutorOptions, *, is_shared: bool = False
     ) -> None:
-        self._handle, self._publish_result, self._value_call = call
+        self._handle, self._publish_result, self._value_call = call.handle, call.publish_result, call.value_call
+        """Parts of the call, which ``app.dispatch.call.handler_call`` has built."""
         self._lanes = Lanes(
             options.order_by,
             options.window,
@@ -94,8 +109,8 @@ class RecordExecutor(Executor[Worker]):
             is_shared=is_shared,
         )
         super().__init__(self._lanes, recover, options)
-        self._idle: list[Worker] = []
-        self._running: Worker | None = None
+        self._idle: list[RecordWorker] = []
+        self._running: RecordWorker | None = None
         """Worker whose handler runs and has not suspended yet."""
         self._is_iteration_awaited = False
         """True if a call of ``_on_loop_iteration`` is scheduled."""
@@ -110,7 +125,7 @@ class RecordExecutor(Executor[Worker]):
         """Records that run, wait for their next attempt, or were taken from their lease to run next."""
         return [*super().started, *self._lanes.ready]
 
-    def keep_only(self, _work: Worker, _records: Sequence[Record]) -> None:
+    def keep_only(self, _worker: RecordWorker, _records: Sequence[Record]) -> None:
         """Do nothing, because the worker finishes its only record after the recovery."""
 
     def _start_due(self) -> None:
@@ -122,28 +137,28 @@ class RecordExecutor(Executor[Worker]):
             if wakeup is not None and not wakeup.done():
                 wakeup.set_result(None)
         elif len(self._workers.tasks) < self._workers.max_tasks:
-            self._workers.start(Worker, self._run_worker)
+            self._workers.start(RecordWorker, self._run_worker)
 
-    async def _call(self, work: Worker) -> FailuresByIndex:
-        assert work.record is not None
-        if (returned := await self._handle(work.record)) is not None:
-            await self._publish_result(work.record, returned)
+    async def _call(self, worker: RecordWorker) -> FailuresByIndex:
+        assert worker.record is not None
+        if (returned := await self._handle(worker.record)) is not None:
+            await self._publish_result(worker.record, returned)
         return {}
 
-    def _remove(self, work: Worker, _partition: TopicPartition) -> None:
-        assert work.record is not None
-        for lease in work.leases:
-            lease.progress.abandon(work.record.offset)
-        work.has_left_record = True
+    def _remove(self, worker: RecordWorker, _partition: TopicPartition) -> None:
+        assert worker.record is not None
+        for lease in worker.leases:
+            lease.progress.abandon(worker.record.offset)
+        worker.has_left_record = True
 
-    def _ended(self, work: Worker) -> None:
-        if self._running is work:
+    def _ended(self, worker: RecordWorker) -> None:
+        if self._running is worker:
             self._running = None
-        super()._ended(work)
+        super()._ended(worker)
 
     # ---- workers -------------------------------------------------------------------------------------------------
 
-    async def _run_worker(self, worker: Worker) -> None:
+    async def _run_worker(self, worker: RecordWorker) -> None:
         workers = self._workers
         while True:
             await self._run_records(worker)
@@ -153,7 +168,7 @@ class RecordExecutor(Executor[Worker]):
             self._idle.append(worker)
             await worker.wakeup
 
-    async def _run_records(self, worker: Worker) -> None:
+    async def _run_records(self, worker: RecordWorker) -> None:
         handle, publish_result, workers = self._handle, self._publish_result, self._workers
         began_at = self._loop.time()
         while (record := self._take(worker)) is not None:
@@ -185,7 +200,7 @@ class RecordExecutor(Executor[Worker]):
         self._note_yield()
         self._on_progress()
 
-    async def _run_free(self, worker: Worker, began_at: float) -> None:
+    async def _run_free(self, worker: RecordWorker, began_at: float) -> None:
         """Run the records of ``Lanes.free`` until one suspends or changes the context, or the event loop must run."""
         free, count = self._lanes.free, 1
         worker.unmeasured.count_records(free)
@@ -205,20 +220,20 @@ class RecordExecutor(Executor[Worker]):
                 return
             count = min(2 * count, _MAX_RECORDS_PER_CLOCK_READING)
 
-    def _run_next(self, worker: Worker, free: Iterator[Record], count: int) -> Awaitable[object]:
+    def _run_next(self, worker: RecordWorker, free: Iterator[Record], count: int) -> Awaitable[object]:
         """Return an awaitable that does the same as ``_run``, with compiled code if it is installed."""
         if handler_run is None:
             return _run(worker, free, count, self._handle)
         call = None if self._value_call is None or is_opentelemetry_imported() else self._value_call
         return handler_run(worker, free, count, self._handle, call and call.function, call and call.decode)
 
-    async def _recover_record(self, worker: Worker, failure: Exception) -> None:
+    async def _recover_record(self, worker: RecordWorker, failure: Exception) -> None:
         self.meter.note_run(*worker.unmeasured.end(self._loop.time()), failed=1)
         await self._recover(self, worker, {0: failure})
         if worker.queued is not None:
             self._lanes.recovered(worker.queued)
 
-    def _take(self, worker: Worker) -> Record | None:
+    def _take(self, worker: RecordWorker) -> Record | None:
         """Make ``worker`` the running worker; return its next record, or None if no record may run now."""
         if self._running is not None:
             self._mark_suspended(worker)
@@ -251,16 +266,17 @@ class RecordExecutor(Executor[Worker]):
             # Report progress now, because the suspended record may take long to finish.
             self._on_progress()
 
-    def _mark_suspended(self, except_worker: Worker | None = None) -> None:
+    def _mark_suspended(self, except_worker: RecordWorker | None = None) -> None:
+        """Track the running record by its offset, because its handler has suspended; do nothing if it is tracked."""
         running, self._running = self._running, None
         if running is None or running is except_worker or running.record is None or running.queued is not None:
             return
-        running.queued = self._lanes.work_of(running.record)
+        running.queued = self._lanes.last_taken(running.record)
         running.since = now = self._loop.time()
         self.meter.note_run(*running.unmeasured.suspend(now))
         self._lanes.suspended(running.queued)
 
-    def _finish_started(self, worker: Worker) -> bool:
+    def _finish_started(self, worker: RecordWorker) -> bool:
         """Finish the worker's record if it was suspended or parked; return False if it was neither."""
         queued = worker.queued
         if queued is None:
@@ -277,7 +293,7 @@ class RecordExecutor(Executor[Worker]):
         return True
 
 
-async def _run(worker: Worker, records: Iterator[Record], count: int, handle: UnitCall) -> object:
+async def _run(worker: RecordWorker, records: Iterator[Record], count: int, handle: UnitCall) -> object:
     """Handle up to ``count`` records, and return the result of the last record.
 
     A record that suspends, returns a result or changes the context is the last one. ``tailrace._native.HandlerRun`` is

@@ -173,7 +173,7 @@ class GroupTransactions:
         """Number of aborts with a backoff since the last commit."""
         self._is_committing = self._is_stopping = False
         self._loop = asyncio.get_running_loop()
-        self._progress = AutoResetEvent()
+        self._wakeup = AutoResetEvent()
         self._no_transaction_open = asyncio.Event()
         """Set while no transaction is open."""
         self._no_transaction_open.set()
@@ -202,7 +202,7 @@ class GroupTransactions:
             step = self._window.step(now, is_done=is_done, is_idle=is_idle, is_gathering=gathers)
             match step:
                 case WindowStep.FEED if self._is_stopping and not self._window.is_open:
-                    await self._progress.wait()
+                    await self._wakeup.wait()
                 case WindowStep.FEED:
                     await self._producer.begin()
                     found = await self._delivery.next(room_of)
@@ -232,7 +232,7 @@ class GroupTransactions:
             self._handler_group.hold_starts()
         else:
             self._partitions.hurry()
-        await self._progress.wait(self._window.next_deadline(now))
+        await self._wakeup.wait(self._window.next_deadline(now))
 
     async def _commit(self) -> None:
         """Commit the transaction unless there is nothing to commit; wait while the member is in no generation.
@@ -249,7 +249,7 @@ class GroupTransactions:
                     PublishError("the member was in no generation of the group for too long"), needs_backoff=False
                 )
             else:
-                await self._progress.wait(until)
+                await self._wakeup.wait(until)
             return
         self._partitions.add_advanced(group_view.advanced_positions())
         self._is_committing = True
@@ -337,14 +337,14 @@ class GroupTransactions:
         # Wait for running handlers, whose messages must not join the next transaction.
         until = self._loop.time() + self._settings.timeout_s
         while self._partitions.are_running and self._loop.time() < until:
-            await self._progress.wait(until)
+            await self._wakeup.wait(until)
         self._attempts.discard_running()
         if self._window.needs_backoff:
             self._failures += 1
             pause_s = self._backoff.pause_s(self._failures, random.random())  # noqa: S311 - for jitter
             until = self._loop.time() + pause_s
             while self._loop.time() < until:
-                await self._progress.wait(until)
+                await self._wakeup.wait(until)
         await self._read_again()
         self._note_too_large(error)
         is_failure = self._window.needs_backoff or self._window.is_late or isinstance(error, PublishTooLargeError)
@@ -403,7 +403,7 @@ class GroupTransactions:
 
     def _check_window_soon(self) -> None:
         """Make ``next_slice`` check the window now."""
-        self._progress.set()
+        self._wakeup.set()
         self._delivery.interrupt()
 
     def _on_drop(self, partition: TopicPartition, was_in_transaction: bool) -> None:  # noqa: FBT001 - a callback
@@ -485,7 +485,7 @@ class GroupTransactions:
     def progressed(self) -> None:
         """Look again for records to deliver, because records were finished or there is room for more."""
         self._delivery.progressed()
-        self._progress.set()
+        self._wakeup.set()
 
     def halt(self) -> None:
         """Deliver and start no more records, and commit when the started records are finished."""
