@@ -162,9 +162,9 @@ def join(group, topic, member_id=""):
 
 async def joined(broker: Broker, group: str, topic: str, member: str):
     """Join in two steps: request a member id, and join with it."""
-    given = await broker.send(join(group, topic), member=member)
+    given = await broker.send(join(group, topic), owner=member)
     assert given.error_code == ErrorCode.MEMBER_ID_REQUIRED
-    return await broker.send(join(group, topic, given.member_id), member=member)
+    return await broker.send(join(group, topic, given.member_id), owner=member)
 
 
 async def test_two_members_of_one_group_share_a_broker(direct, new_topic, name, witness):
@@ -183,9 +183,9 @@ async def test_two_members_of_one_group_share_a_broker(direct, new_topic, name, 
         beat = HeartbeatRequest(name, first.generation_id, first.member_id)
         async with asyncio.timeout(20):
             # The broker holds the second join; heartbeats of the first member use another connection.
-            while not (await broker.send(beat, member="a")).error_code:  # noqa: ASYNC110 - as heartbeats do
+            while not (await broker.send(beat, owner="a")).error_code:  # noqa: ASYNC110 - as heartbeats do
                 await asyncio.sleep(0.01)
-        again, second = await asyncio.gather(broker.send(join(name, topic, first.member_id), member="a"), second)
+        again, second = await asyncio.gather(broker.send(join(name, topic, first.member_id), owner="a"), second)
         leader, follower = (again, second) if again.leader == again.member_id else (second, again)
         of = {again.member_id: "a", second.member_id: "b"}
         assignments = tuple(
@@ -197,7 +197,7 @@ async def test_two_members_of_one_group_share_a_broker(direct, new_topic, name, 
 
         def sync(who, given=()):
             request = SyncGroupRequest(name, who.generation_id, who.member_id, None, "consumer", "range", given)
-            return broker.send(request, member=of[who.member_id])
+            return broker.send(request, owner=of[who.member_id])
 
         answers = await asyncio.gather(sync(follower), sync(leader, assignments))
         took_s = time.monotonic() - began
@@ -207,13 +207,13 @@ async def test_two_members_of_one_group_share_a_broker(direct, new_topic, name, 
         stale = CommitOffset(topic, 0, 1)
         commit = partial(OffsetCommitRequest, name, (stale,))
         codes = [
-            (await broker.send(HeartbeatRequest(name, second.generation_id, second.member_id), member="b")).error_code,
-            (await broker.send(HeartbeatRequest(name, 999, second.member_id), member="b")).error_code,
+            (await broker.send(HeartbeatRequest(name, second.generation_id, second.member_id), owner="b")).error_code,
+            (await broker.send(HeartbeatRequest(name, 999, second.member_id), owner="b")).error_code,
             (await broker.send(commit(generation_id=999, member_id=second.member_id))).partitions[0].error_code,
             (await broker.send(commit(generation_id=1, member_id="nobody"))).partitions[0].error_code,
             (await broker.send(commit())).partitions[0].error_code,
         ]
-        left = await broker.send(LeaveGroupRequest(name, second.member_id), member="b")
+        left = await broker.send(LeaveGroupRequest(name, second.member_id), owner="b")
         remaining = await witness.members(name)
 
     assert took_s < 40

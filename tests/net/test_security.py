@@ -54,7 +54,7 @@ async def test_each_security_setup_works(secured, caplog, name):
             lambda: coordinator.send(OffsetFetchRequest(name, None)), timeout_s=20, what="committed offsets"
         )
         await cluster.retrying(  # a session may end on the way
-            lambda: coordinator.send(FindCoordinatorRequest(name), member="m"), timeout_s=20, what="an answer"
+            lambda: coordinator.send(FindCoordinatorRequest(name), owner="m"), timeout_s=20, what="an answer"
         )
         shown = [repr(each) for each in (cluster, coordinator, cluster.config, Dialer(cluster.config))]
 

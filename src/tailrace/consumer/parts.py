@@ -49,11 +49,15 @@ class ConsumerParts:
         self.names.append(f"{self.config.client_id}-{next(_numbers)}")
         return self.names[-1]
 
-    def on_change(self, wake: Callable[[], None]) -> None:
+    def wake_on_change(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` at each ``changed``."""
         self._wakes.append(wake)
 
     def changed(self) -> None:
-        """Wake the parts that act on positions, after a change of the assignment, a position or a leader."""
+        """Wake the parts that act on positions, after a change of the assignment, a position or a leader.
+
+        These are ``OffsetResetter``, which looks up missing start offsets, ``Fetcher``, which fetches from positions,
+        and ``Reader``, which delivers buffered records. Each has registered itself by ``wake_on_change``.
+        """
         for wake in self._wakes:
             wake()

@@ -171,10 +171,10 @@ class ConsumerRuntime:
         cluster.unwatch(self.parts)
         for number in range(self.config.num_fetchers):
             for is_for_added in (False, True):
-                cluster.forget_member(connection_name(self._name, number, is_for_added=is_for_added))
+                cluster.close_owned(connection_name(self._name, number, is_for_added=is_for_added))
         for member in self.parts.names:
             cluster.unwatch((member, "group"))
-            cluster.forget_member(member)
+            cluster.close_owned(member)
 
     async def _run_background(self, run: Callable[[], Awaitable[None]], stopping: asyncio.Event) -> None:
         try:

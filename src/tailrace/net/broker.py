@@ -32,7 +32,6 @@ from tailrace.observe.hooks import Observer
 from tailrace.protocol.groups import (
     HeartbeatRequest,
     JoinGroupRequest,
-    LeaveGroupRequest,
     OffsetCommitRequest,
     OffsetFetchRequest,
     SyncGroupRequest,
@@ -73,7 +72,6 @@ CHANNEL_OF: dict[type[Request[Any]], Channel] = {
     OffsetFetchRequest: Channel.OFFSETS,
     JoinGroupRequest: Channel.GROUP,
     SyncGroupRequest: Channel.GROUP,
-    LeaveGroupRequest: Channel.GROUP,
     HeartbeatRequest: Channel.HEARTBEAT,
 }
 """Channel of each request type; all other requests use ``Channel.MAIN``."""
@@ -139,7 +137,7 @@ class Broker:
         self,
         request: Request[ResponseT],
         *,
-        member: str = "",
+        owner: str = "",
         key: ChannelKey | None = None,
         timeout_s: float | None = None,
     ) -> ResponseT:
@@ -147,8 +145,8 @@ class Broker:
 
         Args:
             request: request to send.
-            member: id of the group member that sends the request; requests to join, sync, leave and heartbeat then
-                use this member's own connections.
+            owner: name of connections (``ConsumerParts.new_name``) that one group member uses alone, for its joins,
+                syncs and heartbeats; other requests use the shared connections.
             key: connection to use instead of the default connection for the request's type.
             timeout_s: maximum time in seconds, including the time to connect; by default ``request_timeout_ms``.
 
@@ -164,7 +162,7 @@ class Broker:
             raise not_sent_error(self.address, request.api.name)
         if key is None:
             channel = CHANNEL_OF.get(type(request), Channel.MAIN)
-            key = ChannelKey(channel, member if channel in {Channel.GROUP, Channel.HEARTBEAT} else "")
+            key = ChannelKey(channel, owner if channel in {Channel.GROUP, Channel.HEARTBEAT} else "")
         deadline = asyncio.get_running_loop().time() + timeout_s
         connection = await self.connection_for(key, timeout_s)
         return await connection.send(request, deadline - asyncio.get_running_loop().time())
@@ -197,9 +195,9 @@ class Broker:
         except TimeoutError:
             raise RequestTimedOutError(f"{self.address}: no connection within {timeout_s:.1f} s") from None
 
-    def forget(self, member: str) -> None:
-        """Close the connections whose ``ChannelKey`` has this group member as owner."""
-        for key in [key for key in self._connections if key.owner == member]:
+    def close_owned(self, owner: str) -> None:
+        """Close the connections that ``owner``, a group member or fetch connection, uses alone."""
+        for key in [key for key in self._connections if key.owner == owner]:
             self._connections.pop(key).close()
 
     def close(self) -> None:

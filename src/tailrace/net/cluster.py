@@ -421,10 +421,10 @@ class Cluster:
                 last = error
             await asyncio.sleep(pause_s)
 
-    def forget_member(self, member: str) -> None:
-        """Close the connections of all brokers that only this group member uses."""
+    def close_owned(self, owner: str) -> None:
+        """Close the connections to all brokers that ``owner``, a group member or fetch connection, uses alone."""
         for broker in self._brokers.values():
-            broker.forget(member)
+            broker.close_owned(owner)
 
     def close(self) -> None:
         """Close all connections; later requests raise NodeNotConnectedError."""

@@ -198,7 +198,7 @@ class Reader:
         """Error given to ``close``."""
         self.on_change: Callable[[], None] = lambda: None
         self.unreadable_batches: UnreadableBatches | None = None
-        parts.on_change(self.recheck)
+        parts.wake_on_change(self.recheck)
 
     # ---- reading -----------------------------------------------------------------------------------------------
 

@@ -288,7 +288,7 @@ class Fetcher:
         self._loop = asyncio.get_running_loop()
         self._wakeup = AutoResetEvent()
         self._loops: dict[FetchConnection, FetchesInFlight] = {}
-        parts.on_change(self.wake)
+        parts.wake_on_change(self.wake)
 
     @property
     def _limits(self) -> FetchLimits:
@@ -409,7 +409,7 @@ class Fetcher:
             if flight.added_scope.cancelled_caught:
                 # The broker reads no other request of this connection until it has answered the canceled fetch.
                 with contextlib.suppress(NodeNotConnectedError):  # the broker is no longer in the metadata
-                    self._cluster.broker(connection.node_id).forget(name)
+                    self._cluster.broker(connection.node_id).close_owned(name)
                 continue
             added_wait.note_answer(plan, is_empty=not any(one.records for one in answer.partitions))
             took_s, counts = (

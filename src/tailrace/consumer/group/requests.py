@@ -1,6 +1,7 @@
-"""Requests of a group membership: each effect becomes one request, and each outcome becomes one event.
+"""Requests of a group membership: performs the effects that need brokers, each with one event as its outcome.
 
-A lookup of the whole group checks an assignment that the group has stored; see ``consumer.group.classic``.
+A lookup of the whole group checks an assignment that the group has stored; see ``consumer.group.classic``. After
+failures in a row, ``JoinLimit`` and ``ServerErrorLimit`` replace the event by one that pauses or ends the membership.
 
 Errors do not reach the membership as exceptions. ``event_of`` turns error codes into events, by the reactions of
 ``core.group_requests``. If the broker does not answer, the event is ``CoordinatorGone``. If a retry cannot resolve the
@@ -135,7 +136,7 @@ _SESSION_OPTION = "consumer.session.timeout.ms"
 
 
 class GroupRequests:
-    """Requests of one member: each effect becomes one request, and each outcome one event.
+    """Requests of one member. ``outcome`` performs an effect by one or more requests, and returns one event.
 
     Args:
         member: name for this member's connections, unique in this process.
@@ -262,7 +263,7 @@ class GroupRequests:
             # A request that times out closes its connection, so the next attempt uses a new connection.
             left_s = deadline - anyio.current_time()
             try:
-                return await coordinator.send(request, member=self._member, timeout_s=min(attempt_s, left_s))
+                return await coordinator.send(request, owner=self._member, timeout_s=min(attempt_s, left_s))
             except RequestTimedOutError as error:
                 if anyio.current_time() >= deadline:
                     raise
@@ -282,7 +283,7 @@ class GroupRequests:
         async def watch() -> None:
             outcomes.append(await self._watch_coordinator(coordinator))
             # The coordinator may still hold the request, and would answer no other request of this connection.
-            coordinator.forget(self._member)
+            coordinator.close_owned(self._member)
             tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
@@ -400,7 +401,7 @@ class GroupRequests:
         with anyio.move_on_after(effect.timeout_s):
             coordinator = await self.cluster.coordinator(self.group_id)
             request = HeartbeatRequest(self.group_id, me.generation, me.member_id, me.instance_id)
-            answer = await coordinator.send(request, member=self._member, timeout_s=effect.timeout_s)
+            answer = await coordinator.send(request, owner=self._member, timeout_s=effect.timeout_s)
             if answer.error_code:
                 return self.event_of(answer.error_code, GroupRequestKind.HEARTBEAT)
             return HeartbeatAnswered()

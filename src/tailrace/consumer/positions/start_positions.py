@@ -323,7 +323,7 @@ class OffsetResetter:
         """Number of consecutive failed requests to each leader."""
         self._found = asyncio.Event()
         """Event for any number of tasks that is set, and replaced by a new one, when a start offset may be known."""
-        parts.on_change(self.wake)
+        parts.wake_on_change(self.wake)
 
     def wake(self) -> None:
         """Look for positions that wait for a start offset, and wake the tasks in ``wait_until_found``."""
