@@ -11,13 +11,19 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tailrace.consumer.group.range_assignor import SubscribedMember, do_racks_matter
-from tailrace.consumer.group.sticky_assignor import claims_of, cooperative_sticky_assignor, sticky_assignor
+from tailrace.consumer.group.assignors import BUILT_IN, checked_assignment
+from tailrace.consumer.group.range_assignor import NO_RACKS, SubscribedMember, do_racks_matter
+from tailrace.consumer.group.sticky_assignor import claims_of, sticky_assignor
 from tailrace.records import TopicPartition
 from tests.support.simulation.cpu_time import cpu_time
 
 TOPICS = "abc"
 RACKS = ("r1", "r2")
+
+
+def cooperative_sticky_assignor(members, counts, racks=NO_RACKS):
+    return checked_assignment(BUILT_IN["cooperative-sticky"], members, counts, racks)
+
 
 both = pytest.mark.parametrize("assign", [sticky_assignor, cooperative_sticky_assignor], ids=["sticky", "cooperative"])
 modest = settings(max_examples=20)

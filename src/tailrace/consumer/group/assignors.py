@@ -21,7 +21,7 @@ from tailrace.consumer.group.range_assignor import (
     range_assignor,
     roundrobin_assignor,
 )
-from tailrace.consumer.group.sticky_assignor import cooperative_sticky_assignor, release_first, sticky_assignor
+from tailrace.consumer.group.sticky_assignor import release_first, sticky_assignor
 from tailrace.errors import ConfigurationError, RebalanceError
 from tailrace.records import TopicPartition
 from tailrace.user_exceptions import error_text
@@ -53,7 +53,8 @@ _MOST_LISTED = 3
 class Strategy:
     """Name and function of an assignment strategy.
 
-    With a cooperative strategy (KIP-429), the old owner of a partition releases it before another member gets it.
+    With a cooperative strategy (KIP-429), the old owner of a partition releases it before another member gets it;
+    ``checked_assignment`` sees to that, so ``assign`` need not.
     """
 
     name: str
@@ -80,7 +81,7 @@ BUILT_IN: Mapping[str, Strategy] = MappingProxyType(
             Strategy("range", range_assignor),
             Strategy("roundrobin", roundrobin_assignor),
             Strategy("sticky", sticky_assignor),
-            Strategy("cooperative-sticky", cooperative_sticky_assignor, is_cooperative=True),
+            Strategy("cooperative-sticky", sticky_assignor, is_cooperative=True),
         )
     }
 )

@@ -33,21 +33,18 @@ from tailrace.consumer.group.range_assignor import (
 )
 from tailrace.records import TopicPartition
 
-__all__ = ["claims_of", "cooperative_sticky_assignor", "release_first", "sticky_assignor"]
+__all__ = ["claims_of", "release_first", "sticky_assignor"]
 
 
 def sticky_assignor(
     members: Sequence[SubscribedMember], partitions: Mapping[str, int], racks: PartitionRacks = NO_RACKS
 ) -> Assignment:
-    """Assign partitions evenly with few moves; a moved partition belongs to its new owner at once."""
+    """Assign partitions evenly with few moves.
+
+    With "sticky", a moved partition belongs to its new owner at once. With "cooperative-sticky", ``release_first``
+    removes it from the assignment until its old owner has released it.
+    """
     return _Table(members, partitions, racks).assign()
-
-
-def cooperative_sticky_assignor(
-    members: Sequence[SubscribedMember], partitions: Mapping[str, int], racks: PartitionRacks = NO_RACKS
-) -> Assignment:
-    """Assign partitions evenly with few moves; a moved partition is unassigned until its old owner has released it."""
-    return release_first(members, sticky_assignor(members, partitions, racks))
 
 
 def release_first(members: Sequence[SubscribedMember], assigned: Assignment) -> Assignment:
