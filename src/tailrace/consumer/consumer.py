@@ -311,10 +311,12 @@ class Consumer(Generic[KeyT_co, ValueT_co]):
     # ---- reading -----------------------------------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[Record[KeyT_co, ValueT_co]]:
+        # The compiled iterator takes polled records itself, and calls __anext__ only if it has to wait for records.
         self._check_readable()
         return self if record_iterator is None else record_iterator(self._polled, self.__anext__)
 
     async def __anext__(self) -> Record[KeyT_co, ValueT_co]:
+        # Taking a record finishes the record before it: ``Lease`` counts the records left in ``remaining``.
         for record in self._polled.remaining:
             return record
         return await poll_or_stop(self._reader.next_record, self._config, self._has_stopped)

@@ -132,7 +132,7 @@ class MemberView:
         membership = self._runtime.membership
         return None if membership is None else membership.commit_identity()
 
-    def next_offsets(self) -> Mapping[TopicPartition, int | None]:
+    def delivered_offsets(self) -> Mapping[TopicPartition, int | None]:
         return {position.topic_partition: position.delivered for position in self._runtime.positions}
 
     def uncommitted_starts(self) -> list[Partition]:

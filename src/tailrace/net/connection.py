@@ -56,6 +56,8 @@ The bytes in this buffer are copied into the frames: a larger buffer means more 
 class FrameProtocol(asyncio.BufferedProtocol):
     """asyncio protocol that passes each frame to ``on_frame``, and calls ``on_lost`` once when the connection ends.
 
+    Both are methods of ``Connection``: a frame is the answer to the oldest pending request, whose ``send`` awaits it.
+
     Attributes:
         limit: maximum size of a frame, in bytes.
         transport: transport of the connection; None before the connection is made and after it is lost.

@@ -260,7 +260,7 @@ class _SoleMember:
     def __init__(self, source: LogSource) -> None:
         self._source, self.group_id = source, source.group_id
 
-    def next_offsets(self) -> Mapping[TopicPartition, int | None]:
+    def delivered_offsets(self) -> Mapping[TopicPartition, int | None]:
         """Return the next offset to deliver in each partition."""
         return {position.topic_partition: position.delivered for position in self._source.positions}
 

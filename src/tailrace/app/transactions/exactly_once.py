@@ -568,7 +568,7 @@ class TransactionDelivery:
         until = self._window.next_deadline(now)
         if until is None:
             first = [one.first for one in undelivered.values()]
-            until = self._deferred_records.next_due_at(now, self._group_view.next_offsets(), first)
+            until = self._deferred_records.next_due_at(now, self._group_view.delivered_offsets(), first)
         if (found := self._deliver_undelivered(room_of)) is not None:
             return found
         if (received := await self._slice_wait.wait(self._source.next_slice(room), until)) is None:
@@ -644,7 +644,7 @@ class TransactionDelivery:
         if partition not in self._deferred_records or not room:
             return room
         if delivered is None:
-            delivered = self._group_view.next_offsets().get(partition)
+            delivered = self._group_view.delivered_offsets().get(partition)
         return self._deferred_records.room(partition, delivered, room, self._loop.time(), is_open=self._window.is_open)
 
     def _add_delivered(self, position: Partition, lease: Lease) -> None:

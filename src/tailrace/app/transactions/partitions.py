@@ -45,7 +45,7 @@ class GroupView(Protocol):
     def identity(self) -> Identity | None:
         """Identity to commit with; None while the member is in no generation of the group."""
 
-    def next_offsets(self) -> Mapping[TopicPartition, int | None]:
+    def delivered_offsets(self) -> Mapping[TopicPartition, int | None]:
         """Return the next offset to deliver of each assigned partition; None while the partition's start is unknown."""
 
     def uncommitted_starts(self) -> Sequence[Partition]:

@@ -125,7 +125,10 @@ ALIVE = frozenset(
         ClassicState.CLOSING,
     }
 )
-"""States in which the member is in a generation of the group, whether it owns partitions or not."""
+"""States in which the member is in a generation of the group, whether it owns partitions or not.
+
+The exception is a member that reports a loss while RELEASING or CLOSING; see ``ClassicMember.is_member``.
+"""
 
 ASSIGNED = (ClassicState.TAKING_OVER, ClassicState.STABLE)
 """States in which the member has an assignment and no release or join is due."""
@@ -179,7 +182,8 @@ class ClassicMember(GroupMachine[ClassicState]):
         """Owned partitions whose takeover is complete."""
         self._takeover: TakeOver | None = None
         """Takeover in progress, or None. A join does not end it, but a release or a later takeover does."""
-        self._last_assignment: tuple[tuple[OwnedPartitions, ...], int] = ((), -1)
+        self._last_assigned: tuple[OwnedPartitions, ...] = ()
+        self._last_generation = -1
         """Last assignment and its generation, for the joins of an eager member with a sticky assignor."""
         # The next join, or the end.
         self._join_at = 0.0
@@ -232,11 +236,12 @@ class ClassicMember(GroupMachine[ClassicState]):
             self._handle_heartbeat_outcome(event, now)
             return
         before, awaited = self.state, self._awaited
-        super().receive(event, now)
+        super().receive(event, now)  # core.machine runs the step that TABLE names
         if self.state is not before and self._awaited is awaited:
             self._awaited = None
 
     def _handle_heartbeat_outcome(self, event: HeartbeatOutcome, now: float) -> None:
+        """Note the heartbeat, and handle its outcome as an event; the table has rows for RebalanceCalled and losses."""
         if event.identity != self.identity or not self.is_member:
             return
         outcome = event.outcome
@@ -350,7 +355,14 @@ class ClassicMember(GroupMachine[ClassicState]):
         )
         offers = tuple((name, subscription) for name in self._strategies)
         self._emit_awaited(
-            SendJoin(self._member_id, offers, self._reason, self._settings.max_wait_s, *self._last_assignment)
+            SendJoin(
+                self._member_id,
+                offers,
+                self._reason,
+                self._settings.max_wait_s,
+                self._last_assigned,
+                self._last_generation,
+            )
         )
 
     def _enter_generation(self, member_id: str, generation: int, protocol: str, now: float) -> None:
@@ -368,6 +380,9 @@ class ClassicMember(GroupMachine[ClassicState]):
     def apply_assignment(self, event: Synced, now: float) -> ClassicState | None:
         """Release the revoked partitions, or take over the added partitions if none is revoked.
 
+        If partitions are revoked, the member joins again once they are released, because other members wait for them
+        (KIP-429). That join lists the added partitions as owned, and its assignment leads to their takeover.
+
         A member that is stopping closes instead. A member whose subscription has changed since the join joins again,
         and so does a member that was assigned partitions that it cannot read.
         """
@@ -381,7 +396,7 @@ class ClassicMember(GroupMachine[ClassicState]):
         if has_new_topics and not self.owned:
             # The member takes over no partition of the old subscription, so it has none to release before it joins.
             return self._wait_until(now)
-        self._last_assignment = (by_topic(assigned), self._generation)
+        self._last_assigned, self._last_generation = by_topic(assigned), self._generation
         has_fault = not has_new_topics and self._has_fault(event, everything - assigned, now)
         if has_fault and self._faults == 1 and not self._is_cooperative:
             # The join is due now, for which an eager member would have to release the partitions again.
@@ -436,7 +451,11 @@ class ClassicMember(GroupMachine[ClassicState]):
         return frozenset(one for one in partitions if one.topic in self._topics)
 
     def _start_rejoin(self, now: float) -> ClassicState:
-        """Schedule a join for ``now``; a member that is not cooperative first releases all partitions."""
+        """Schedule a join for ``now``; a member that is not cooperative first releases all partitions.
+
+        The membership's loop calls ``handle_timer`` at once, whose JoinDue leads to ``join``. An eager member comes to
+        WAITING when its partitions are released (``rejoin``).
+        """
         return self._wait_until(now) if self._is_cooperative else self._release(self.owned)
 
     def _wait_until(self, at: float) -> ClassicState:
@@ -645,12 +664,13 @@ def _rows() -> Iterator[Row[Any, ClassicState, Any]]:
     # In a generation.
     yield Row((state.TAKING_OVER,), TakenOver, step.complete_takeover, state.STABLE)
     yield Row(waiting_or_joining_states, TakenOver, step.complete_takeover)
-    yield Row((state.STABLE,), MetadataRefreshed, step.check_partition_counts, None, (state.RELEASING, state.WAITING))
+    yield Row((state.STABLE,), MetadataRefreshed, step.check_partition_counts, None, (state.WAITING, state.RELEASING))
     yield Row(all_but_stable, (MetadataRefreshed, PollingStalled), step.ignore)
     yield Row(assigned_states, GroupDescribed, step.check_owners)
     yield Row(all_but(state, *assigned_states), GroupDescribed, step.ignore)
-    yield Row(assigned_states, (RebalanceCalled, JoinDue), step.follow_rebalance, state.RELEASING, (state.WAITING,))
-    yield Row(assigned_states, Resubscribed, step.rejoin_with_topics, state.RELEASING, (state.WAITING,))
+    # A cooperative member keeps its partitions while WAITING for its join; an eager member is RELEASING them first.
+    yield Row(assigned_states, (RebalanceCalled, JoinDue), step.follow_rebalance, state.WAITING, (state.RELEASING,))
+    yield Row(assigned_states, Resubscribed, step.rejoin_with_topics, state.WAITING, (state.RELEASING,))
     yield Row((*assigned_states, state.RELEASING), loss_events, step.report_loss, state.RELEASING)
     yield Row((state.RELEASING,), Released, step.rejoin, state.WAITING)
     yield Row((state.WAITING, state.RELEASING, state.CLOSING), RebalanceCalled, step.ignore)
@@ -684,7 +704,7 @@ def _rows() -> Iterator[Row[Any, ClassicState, Any]]:
 
 
 TABLE = TransitionTable(_rows(), OVER)
-"""Every transition of a classic member."""
+"""Every transition of a classic member. ``ClassicMember.receive`` unwraps HeartbeatOutcome, which has no row."""
 
 
 # ---- leader of a classic generation: computes the assignment and detects when it is outdated -------------------------

@@ -137,7 +137,7 @@ class StopMembership(GroupEvent):
 
 
 class JoinDue(GroupEvent):
-    """A join is due, at once or after a pause."""
+    """A join is due, at once or after a pause; ``ClassicMember.join`` sends it."""
 
 
 class StopDue(GroupEvent):
@@ -282,7 +282,10 @@ class HeartbeatAnswered(GroupEvent):
 
 
 class HeartbeatOutcome(GroupEvent):
-    """Outcome of a heartbeat of the classic protocol, which may be in flight together with another request."""
+    """Outcome of a heartbeat of the classic protocol, which may be in flight together with another request.
+
+    It is in no transition table: ``ClassicMember.receive`` checks the identity, and then handles ``outcome``.
+    """
 
     identity: Identity
     """Identity in the heartbeat; an outcome for an earlier identity is ignored."""
@@ -494,8 +497,9 @@ StateT = TypeVar("StateT", bound=StrEnum)
 class GroupMachine(StateMachine[StateT, GroupEvent, Effect]):
     """State machine of one member of one group, driven by one coroutine.
 
-    The coroutine reports the outcome of an effect only if ``awaits`` returns True for the effect, and an error in the
-    answer to a commit only if ``is_current`` returns True for the identity in the commit.
+    The coroutine reports the outcome of a request only if ``awaits`` returns True for the request, and an error in the
+    answer to a commit only if ``is_current`` returns True for the identity in the commit. It reports each outcome of a
+    classic heartbeat (``HeartbeatOutcome``), and each error of a takeover or release.
 
     Args:
         table: transitions of the member.

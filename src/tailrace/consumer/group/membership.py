@@ -5,9 +5,10 @@ The way of a rebalance: ``GroupRequests`` turns the answer to a heartbeat into a
 ``TakeOver``, which hand over partitions. ``Assignment`` performs these in order: halt, drain, commit, callbacks,
 positions.
 
-The loop decides nothing. It performs each effect of the state machine in a separate task, so that heartbeats are sent
-while the coordinator holds a join, a callback runs, or a release waits for records in flight. The outcome of an effect
-is dropped if the machine no longer awaits it, except outcomes of heartbeats and errors that end the membership.
+The loop performs each effect of the state machine in a separate task, so that heartbeats are sent while the
+coordinator holds a join, a callback runs, or a release waits for records in flight. The outcome of an effect is dropped
+if the machine no longer awaits it. There are two exceptions: the machine itself checks whether the outcome of a
+heartbeat is outdated, and the error of a takeover or release is always reported.
 """
 
 from __future__ import annotations
@@ -78,7 +79,11 @@ Machine: TypeAlias = ClassicMember | Kip848Member
 
 
 class AssignmentOwner(Protocol):
-    """Receiver of a membership's assignments and errors: a consumer's ``Assignment``, or a GroupMember."""
+    """Receiver of a membership's assignments and errors.
+
+    A consumer's is ``Assignment`` (``consumer.group.rebalance``), which ``Subscription`` creates with the membership;
+    the other implementation is ``GroupMember``, for groups that assign no partitions.
+    """
 
     async def take_over(self, effect: TakeOver) -> None:
         """Make the assigned partitions ready for fetching."""
@@ -115,9 +120,9 @@ class Membership:
         self._waits_for_instance = False
         """True while the answers to joins are InstanceHeld, which is reported once."""
         self._backoff = Backoff.of_ms(requests.config.retry_backoff_ms, requests.config.retry_backoff_max_ms)
-        self._callback: anyio.CancelScope | None = None
+        self._owner_scope: anyio.CancelScope | None = None
         """Scope of the takeover or release in progress; a later takeover or release cancels this scope."""
-        self._callback_lock = asyncio.Lock()
+        self._owner_lock = asyncio.Lock()
         """Held by a takeover or release, so that a canceled one ends before the next begins."""
 
     @property
@@ -150,18 +155,19 @@ class Membership:
             self._perform_all(tasks)
             self._report_fault(frozenset(), "")
             # Requests in flight are not awaited. A release in progress is awaited, so that it completes.
-            while self._callback is not None:
+            while self._owner_scope is not None:
                 await self._wakeup.wait()
             tasks.cancel_scope.cancel()
 
     def _perform_all(self, tasks: TaskGroup) -> None:
+        """Begin to perform the machine's effects; a takeover or release cancels the one in progress."""
         for effect in self.machine.effects():
             if isinstance(effect, RequestEffect):
                 tasks.start_soon(self._request, effect)
             elif isinstance(effect, TakeOver | Release):
-                if self._callback is not None:
-                    self._callback.cancel()
-                scope = self._callback = anyio.CancelScope()
+                if self._owner_scope is not None:
+                    self._owner_scope.cancel()
+                scope = self._owner_scope = anyio.CancelScope()
                 tasks.start_soon(self._call_owner, effect, scope)
             elif isinstance(effect, ForgetCoordinator):
                 self._requests.cluster.forget_coordinator(self._group_id, effect.reason)
@@ -184,10 +190,10 @@ class Membership:
 
     async def _call_owner(self, effect: TakeOver | Release, scope: anyio.CancelScope) -> None:
         with scope:
-            async with self._callback_lock:
+            async with self._owner_lock:
                 event = await (self._take_over(effect) if isinstance(effect, TakeOver) else self._release(effect))
-            if self._callback is scope:
-                self._callback = None
+            if self._owner_scope is scope:
+                self._owner_scope = None
             if self.machine.awaits(effect) or isinstance(event, MembershipFailed):
                 self.receive(event)
         self._wakeup.set()

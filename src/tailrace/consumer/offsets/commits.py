@@ -2,9 +2,10 @@
 
 Pure: no clock, IO or logging.
 
-``Commits`` takes a snapshot of the partitions when a commit is sent. The response changes the state of a partition
-(``Partition``) only if the partition is still in the assignment epoch of the snapshot. The *finished offset* of a
-partition is the offset to commit: all records below it are finished.
+``Commits`` takes a snapshot of the partitions when a commit is sent. The response to a commit of finished offsets
+changes the state of a partition (``Partition``) only if the partition is still in the epoch of the snapshot. The
+response to a commit that the user has chosen does until the partition is sought or assigned again. The *finished
+offset* of a partition is the offset to commit: all records below it are finished.
 
 A commit contains the offset map (``core.offset_map``), which lists the records finished after the committed offset. A
 commit is also due if only the map has changed, for example while one record takes long. The user's text belongs to the

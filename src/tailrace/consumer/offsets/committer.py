@@ -1,5 +1,7 @@
 """Commits of finished records, automatic and by the user.
 
+``Committer.run_commits`` is a task of the consumer. It wakes when the interval is over, or when ``DeliveryProgress``
+(``consumer.delivery``) counts the record that makes a commit due; a finished record calls nothing else here.
 Only one commit is in flight at a time, so that an older commit never overwrites a newer one.
 ``consumer.offsets.commits`` decides which offsets to commit, and ``core.group_requests`` how to react to an error code.
 A commit is retried while the group has no available coordinator. It fails at once if the membership has ended, because
@@ -70,9 +72,9 @@ class Committer:
 
     Args:
         identity: called for each request; returns the member id and generation to commit with, or None while the member
-            belongs to no generation of the group.
+            belongs to no generation of the group (``Subscription``, which asks ``ConsumerMembership``).
         on_error: called with the error code of a commit and the identity that the commit was sent with; returns True if
-            that identity is still current.
+            that identity is still current. The error may end the generation (``ConsumerMembership``).
 
     Attributes:
         has_user_committed: True if the user has called ``commit()``.
@@ -316,6 +318,7 @@ class Committer:
                 retriable=False,
             )
         loop = asyncio.get_running_loop()
+        # Look up the coordinator now, so that the time of the event is that of the commit alone.
         await self._cluster.coordinator(self.group_id)
         sent_at = loop.time()
         codes = await commit_once(self._cluster, self.group_id, entries.values(), identity)
