@@ -35,8 +35,7 @@ from tailrace.producer.transaction_machine import (
     ProducerId,
     ProducerIdReceived,
     ProducerState,
-    RecordsDelivered,
-    RecordsDiscarded,
+    RecordsSettled,
     ReportError,
     SendAddOffsets,
     SendAddPartitions,
@@ -60,8 +59,7 @@ REFUSED = PublishError("refused")
 ABORT_UNANSWERED = (
     "the abort was not acknowledged in time - call abort() again, or begin(), to complete it; last error: silence"
 )
-DELIVERED = RecordsDelivered(needs_new_epoch=False)
-DISCARDED = RecordsDiscarded(needs_new_epoch=False)
+SETTLED = RecordsSettled(needs_new_epoch=False)
 
 EVENTS: dict[type[TransactionEvent], TransactionEvent] = {
     type(one): one
@@ -73,8 +71,7 @@ EVENTS: dict[type[TransactionEvent], TransactionEvent] = {
         AbortTransaction(60.0),
         ProducerIdReceived(WHO),
         PartitionsAdded(),
-        DELIVERED,
-        DISCARDED,
+        SETTLED,
         OffsetsAdded(),
         OffsetsStored(),
         TransactionEnded(),
@@ -121,7 +118,7 @@ def member_in(state: ProducerState) -> TransactionMachine:
 def aborting() -> TransactionMachine:
     """Return a machine that has sent its abort."""
     one = member_in(ProducerState.ABORTING)
-    effects_after(one, DISCARDED)
+    effects_after(one, SETTLED)
     return one
 
 
@@ -179,7 +176,7 @@ def test_a_transaction_sends_its_requests_in_order():
     assert effects_after(one, AddPartitions((FIRST, SECOND), 60.0)) == [SendAddPartitions(WHO, (FIRST, SECOND), 20.0)]
     assert effects_after(one, PartitionsAdded()) == []
     assert effects_after(one, CommitTransaction(OFFSETS, 60.0)) == [DeliverRecords(20.0)]
-    assert effects_after(one, DELIVERED) == [SendAddOffsets(WHO, "g", 20.0)]
+    assert effects_after(one, SETTLED) == [SendAddOffsets(WHO, "g", 20.0)]
     assert effects_after(one, OffsetsAdded()) == [SendOffsets(WHO, OFFSETS, 20.0)]
     assert effects_after(one, OffsetsStored()) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]
     assert effects_after(one, TransactionEnded()) == []
@@ -195,7 +192,7 @@ def test_partitions_may_be_added_during_the_commit():
 
 
 @pytest.mark.parametrize(
-    ("ending", "over"), [(CommitTransaction(None, 60.0), DELIVERED), (AbortTransaction(60.0), DISCARDED)]
+    ("ending", "over"), [(CommitTransaction(None, 60.0), SETTLED), (AbortTransaction(60.0), SETTLED)]
 )
 def test_an_empty_transaction_sends_nothing(ending, over):
     """Neither commit nor abort sends EndTxn for a transaction without partitions and offsets."""
@@ -213,7 +210,7 @@ def test_offsets_alone_are_a_transaction():
     one = member_in(ProducerState.READY)
     effects_after(one, BeginTransaction(), CommitTransaction(OFFSETS, 60.0))
 
-    effects = effects_after(one, DELIVERED, OffsetsAdded(), OffsetsStored(), TransactionEnded())
+    effects = effects_after(one, SETTLED, OffsetsAdded(), OffsetsStored(), TransactionEnded())
 
     assert [type(effect) for effect in effects] == [SendAddOffsets, SendOffsets, SendEnd]
     assert one.state is ProducerState.READY
@@ -265,9 +262,9 @@ def test_the_end_of_the_previous_transaction_is_awaited_briefly():
 @pytest.mark.parametrize(
     "ending",
     [
-        (CommitTransaction(None, 60.0), DELIVERED, TransactionEnded()),
-        (AbortTransaction(60.0), DISCARDED, TransactionEnded()),
-        (MustAbort(REFUSED), DISCARDED, TransactionEnded()),
+        (CommitTransaction(None, 60.0), SETTLED, TransactionEnded()),
+        (AbortTransaction(60.0), SETTLED, TransactionEnded()),
+        (MustAbort(REFUSED), SETTLED, TransactionEnded()),
     ],
     ids=["commit", "abort", "refused"],
 )
@@ -284,16 +281,16 @@ def test_after_a_request_without_an_answer_the_epoch_is_new(ending):
     assert effects_after(one, CompletePendingWork(60.0)) == [SendInit(WHO, 20.0)]
     effects_after(one, ProducerIdReceived(ProducerId(7, 4)), BeginTransaction())
     assert effects_after(one, AddPartitions((FIRST,), 60.0)) == [SendAddPartitions(ProducerId(7, 4), (FIRST,), 20.0)]
-    effects_after(one, PartitionsAdded(), CommitTransaction(None, 60.0), DELIVERED, TransactionEnded())
+    effects_after(one, PartitionsAdded(), CommitTransaction(None, 60.0), SETTLED, TransactionEnded())
     assert one.state is ProducerState.READY
 
 
 @pytest.mark.parametrize(
     "ending",
     [
-        (CommitTransaction(None, 60.0), RecordsDelivered(needs_new_epoch=True), TransactionEnded()),
-        (AbortTransaction(60.0), RecordsDiscarded(needs_new_epoch=True), TransactionEnded()),
-        (MustAbort(REFUSED, needs_new_epoch=True), DISCARDED, TransactionEnded()),
+        (CommitTransaction(None, 60.0), RecordsSettled(needs_new_epoch=True), TransactionEnded()),
+        (AbortTransaction(60.0), RecordsSettled(needs_new_epoch=True), TransactionEnded()),
+        (MustAbort(REFUSED, needs_new_epoch=True), SETTLED, TransactionEnded()),
     ],
     ids=["late batch", "gap", "lost by the broker"],
 )
@@ -315,7 +312,7 @@ def test_a_transaction_that_cannot_be_committed_is_aborted(state):
 
     assert effects_after(one, MustAbort(error)) == [DiscardRecords(2.5)]
     assert (one.state, one.aborted_by) == (ProducerState.ABORTING, error)
-    assert effects_after(one, DISCARDED) == [SendEnd(WHO, is_commit=False, timeout_s=5.0)]
+    assert effects_after(one, SETTLED) == [SendEnd(WHO, is_commit=False, timeout_s=5.0)]
     assert effects_after(one, TransactionEnded()) == [ReportError(error)]
     assert one.state is ProducerState.READY
     one.receive(BeginTransaction(), NOW)
@@ -327,7 +324,7 @@ def test_the_abort_of_a_transaction_that_the_coordinator_never_knew_succeeds():
     one = member_in(ProducerState.READY)
     effects_after(one, BeginTransaction(), AddPartitions((FIRST,), 60.0))
 
-    assert effects_after(one, MustAbort(REFUSED), DISCARDED) == [
+    assert effects_after(one, MustAbort(REFUSED), SETTLED) == [
         DiscardRecords(2.5),
         SendEnd(WHO, is_commit=False, timeout_s=5.0),
     ]
@@ -382,7 +379,7 @@ def test_a_transaction_timeout_is_distinguished_from_a_second_producer():
 def storing() -> TransactionMachine:
     """Return a machine that has sent its offsets."""
     one = member_in(ProducerState.COMMITTING)
-    effects_after(one, DELIVERED, OffsetsAdded())
+    effects_after(one, SETTLED, OffsetsAdded())
     return one
 
 
@@ -415,7 +412,7 @@ def test_offsets_of_partitions_that_are_no_longer_owned_abort():
     """A commit of partitions that are no longer owned is aborted, as their next owner handles the records again."""
     one = storing()
 
-    assert effects_after(one, GenerationRefused(REFUSED, None), DISCARDED, TransactionEnded()) == [
+    assert effects_after(one, GenerationRefused(REFUSED, None), SETTLED, TransactionEnded()) == [
         DiscardRecords(2.5),
         SendEnd(WHO, is_commit=False, timeout_s=5.0),
         ReportError(REFUSED),
@@ -445,7 +442,7 @@ def test_a_commit_that_takes_too_long_is_aborted():
     one.handle_timer(NOW + 60.0)
 
     assert list(one.effects()) == [DiscardRecords(2.5)]
-    (end, effect) = effects_after(one, DISCARDED, TransactionEnded(), now=NOW + 60.1)
+    (end, effect) = effects_after(one, SETTLED, TransactionEnded(), now=NOW + 60.1)
     assert end == SendEnd(WHO, is_commit=False, timeout_s=pytest.approx(4.9))
     assert "last error: too few replicas" in str(effect.error)
 
@@ -454,7 +451,7 @@ def test_no_request_lasts_longer_than_its_call():
     """A request has the remaining time of its call, and is not sent if there is none."""
     one = member_in(ProducerState.COMMITTING)
 
-    assert effects_after(one, DELIVERED, now=NOW + 57.0) == [SendAddOffsets(WHO, "g", 3.0)]
+    assert effects_after(one, SETTLED, now=NOW + 57.0) == [SendAddOffsets(WHO, "g", 3.0)]
     assert effects_after(one, OffsetsAdded(), now=NOW + 60.0) == []
     one.handle_timer(one.next_deadline())
     assert list(one.effects()) == [DiscardRecords(2.5)]
@@ -463,7 +460,7 @@ def test_no_request_lasts_longer_than_its_call():
 def in_doubt() -> TransactionMachine:
     """Return a machine whose commit was sent and not answered, and whose call is over."""
     one = member_in(ProducerState.COMMITTING)
-    effects_after(one, DELIVERED, OffsetsAdded(), OffsetsStored())
+    effects_after(one, SETTLED, OffsetsAdded(), OffsetsStored())
     effects_after(one, Unanswered("silence"), now=NOW + 59.99)
     one.handle_timer(NOW + 60.0)
     (effect,) = one.effects()
@@ -503,7 +500,7 @@ def test_an_error_with_a_commit_in_doubt_says_that_it_may_have_succeeded(event):
 def test_an_abort_that_takes_too_long_is_left_to_the_next_call():
     """An abort that times out reports its cause, if any, and continues with the next transaction or abort."""
     asked_for, forced = member_in(ProducerState.IN_TRANSACTION), aborting()
-    effects_after(asked_for, AbortTransaction(5.0), DISCARDED)
+    effects_after(asked_for, AbortTransaction(5.0), SETTLED)
 
     for one, words in ((asked_for, ABORT_UNANSWERED), (forced, "refused")):
         effects_after(one, Unanswered("silence"), now=NOW + 4.99)
@@ -543,11 +540,11 @@ def test_partitions_whose_request_was_canceled_are_added_by_the_commit():
     assert one.state is ProducerState.IN_TRANSACTION
     assert effects_after(one, CommitTransaction(None, 60.0)) == [SendAddPartitions(WHO, (SECOND,), 20.0)]
     assert effects_after(one, PartitionsAdded()) == [DeliverRecords(20.0)]
-    effects_after(one, DELIVERED, TransactionEnded())
+    effects_after(one, SETTLED, TransactionEnded())
     assert one.state is ProducerState.UNINITIALIZED
 
 
-@pytest.mark.parametrize("done", [(), (DELIVERED,), (DELIVERED, OffsetsAdded())], ids=["records", "offsets", "stored"])
+@pytest.mark.parametrize("done", [(), (SETTLED,), (SETTLED, OffsetsAdded())], ids=["records", "offsets", "stored"])
 def test_a_commit_that_was_canceled_before_end_txn_is_an_abort(done):
     """A commit canceled before EndTxn was sent is aborted by the next call."""
     one = member_in(ProducerState.COMMITTING)
@@ -557,14 +554,14 @@ def test_a_commit_that_was_canceled_before_end_txn_is_an_abort(done):
     assert one.state is ProducerState.ABORTING
     assert "its commit was canceled" in str(one.aborted_by)
     assert effects_after(one, CompletePendingWork(60.0)) == [DiscardRecords(10.0)]
-    assert effects_after(one, DISCARDED) == [SendEnd(WHO, is_commit=False, timeout_s=20.0)]
+    assert effects_after(one, SETTLED) == [SendEnd(WHO, is_commit=False, timeout_s=20.0)]
     assert effects_after(one, TransactionEnded()) == []
 
 
 def test_a_commit_that_was_canceled_after_end_txn_is_in_doubt():
     """A commit that was canceled after EndTxn was sent is in doubt."""
     one = member_in(ProducerState.COMMITTING)
-    effects_after(one, DELIVERED, OffsetsAdded(), OffsetsStored(), CallCanceled())
+    effects_after(one, SETTLED, OffsetsAdded(), OffsetsStored(), CallCanceled())
 
     assert one.is_in_doubt
     assert effects_after(one, CompletePendingWork(60.0)) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]

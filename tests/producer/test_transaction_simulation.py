@@ -42,8 +42,7 @@ from tailrace.producer.transaction_machine import (
     ProducerId,
     ProducerIdReceived,
     ProducerState,
-    RecordsDelivered,
-    RecordsDiscarded,
+    RecordsSettled,
     ReportError,
     SendAddPartitions,
     SendEnd,
@@ -197,7 +196,7 @@ class Life:
                 return self.deliver(self.now + timeout_s)
             case DiscardRecords():
                 self.drop_records(PublishError("aborted"))
-                return RecordsDiscarded(self.records.needs_new_epoch)
+                return RecordsSettled(self.records.needs_new_epoch)
         outcome = self.ask(effect)
         if isinstance(effect, SendAddPartitions) and isinstance(outcome, PartitionsAdded):
             self.records.add_partitions(effect.partitions)
@@ -209,7 +208,7 @@ class Life:
         self.records.finish()
         while (event := self.event_of_records()) is None:
             if self.records.is_empty:
-                return RecordsDelivered(self.records.needs_new_epoch)
+                return RecordsSettled(self.records.needs_new_epoch)
             if self.now >= until:
                 return TryAgain("records are not acknowledged")
             if not self.exchange():

@@ -22,6 +22,7 @@ from tailrace.core.machine import Row, StateMachine, TransitionTable
 from tailrace.errors import ProducerFencedError, PublishError, TailraceError
 from tailrace.protocol.groups import CommitOffset
 from tailrace.records import TopicPartition
+from tailrace.values import Value
 
 __all__ = [
     "ENDING",
@@ -54,8 +55,7 @@ __all__ = [
     "ProducerId",
     "ProducerIdReceived",
     "ProducerState",
-    "RecordsDelivered",
-    "RecordsDiscarded",
+    "RecordsSettled",
     "ReportError",
     "SendAddOffsets",
     "SendAddPartitions",
@@ -78,8 +78,6 @@ __all__ = [
     "unknown_outcome_error",
     "user_aborted_error",
 ]
-
-# ---- events and effects of the state machine of a transactional producer, as plain values ----------------------------
 
 # ---- states of a transactional producer ------------------------------------------------------------------------------
 
@@ -110,7 +108,7 @@ OVER = frozenset({ProducerState.FENCED, ProducerState.FAILED})
 """Final states."""
 
 
-# ---- events and effects of the state machine of a transactional producer, as plain values ----------------------------
+# ---- values in events and effects ------------------------------------------------------------------------------------
 
 
 class ProducerId(NamedTuple):
@@ -148,38 +146,26 @@ class TransactionSettings:
     """Pause before the second attempt, if the broker is still ending the previous transaction."""
 
 
-# ---- events ----------------------------------------------------------------------------------------------------
+# ---- calls of the user -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionEvent:
+class TransactionEvent(Value):
     """Base class of events.
 
     In the events that begin a call, ``within_s`` is the time limit of the call in seconds.
     """
 
 
-@dataclass(frozen=True, slots=True)
 class CompletePendingWork(TransactionEvent):
     """A call requests what is missing before a transaction can begin: a producer id, or the previous one's end."""
 
     within_s: float
 
 
-@dataclass(frozen=True, slots=True)
 class BeginTransaction(TransactionEvent):
     """The user begins a transaction."""
 
 
-@dataclass(frozen=True, slots=True)
-class AddPartitions(TransactionEvent):
-    """Records wait for their partitions to become part of the transaction."""
-
-    partitions: tuple[TopicPartition, ...]
-    within_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class CommitTransaction(TransactionEvent):
     """The user commits the transaction."""
 
@@ -188,89 +174,107 @@ class CommitTransaction(TransactionEvent):
     within_s: float
 
 
-@dataclass(frozen=True, slots=True)
 class AbortTransaction(TransactionEvent):
     """The user aborts the transaction."""
 
     within_s: float
 
 
-@dataclass(frozen=True, slots=True)
+class CallTimedOut(TransactionEvent):
+    """The time limit of the call has passed."""
+
+
+class CallCanceled(TransactionEvent):
+    """The call was canceled, so the outcome of the effect in progress will not be reported."""
+
+
+# ---- producer id: InitProducerId, with its answer --------------------------------------------------------------------
+
+
+class SendInit(Value):
+    """Request a producer id, or the next epoch of ``producer`` (InitProducerId)."""
+
+    producer: ProducerId
+    timeout_s: float
+
+
 class ProducerIdReceived(TransactionEvent):
     """InitProducerId succeeded; all earlier producers with the transactional id are fenced."""
 
     producer: ProducerId
 
 
-@dataclass(frozen=True, slots=True)
+# ---- partitions of the transaction: AddPartitionsToTxn, with its answer ----------------------------------------------
+
+
+class AddPartitions(TransactionEvent):
+    """Records wait for their partitions to become part of the transaction."""
+
+    partitions: tuple[TopicPartition, ...]
+    within_s: float
+
+
+class SendAddPartitions(Value):
+    """Add partitions to the transaction (AddPartitionsToTxn)."""
+
+    producer: ProducerId
+    partitions: tuple[TopicPartition, ...]
+    timeout_s: float
+
+
 class PartitionsAdded(TransactionEvent):
     """AddPartitionsToTxn succeeded."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordsDelivered(TransactionEvent):
-    """All records of the transaction are stored."""
-
-    needs_new_epoch: bool
-    """True if an unanswered request may still reach the broker with a second copy of a stored batch."""
+# ---- records of the transaction, which the record sender delivers or discards ----------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RecordsDiscarded(TransactionEvent):
-    """No record of the transaction is queued or in flight any more."""
+class DeliverRecords(Value):
+    """Wait until all records are stored, a record has failed, or one needs a partition to be added."""
+
+    timeout_s: float
+
+
+class DiscardRecords(Value):
+    """Fail all records that are not stored, and wait for the requests in flight."""
+
+    timeout_s: float
+
+
+class RecordsSettled(TransactionEvent):
+    """No record of the transaction is queued or in flight: all are stored, or after ``DiscardRecords``, discarded."""
 
     needs_new_epoch: bool
     """True if the sequence numbers of a partition have a gap, or a batch may still arrive at a broker."""
 
 
-@dataclass(frozen=True, slots=True)
+# ---- offsets of a group: AddOffsetsToTxn and TxnOffsetCommit, with their answers -------------------------------------
+
+
+class SendAddOffsets(Value):
+    """Add a group's offsets to the transaction (AddOffsetsToTxn)."""
+
+    producer: ProducerId
+    group_id: str
+    timeout_s: float
+
+
 class OffsetsAdded(TransactionEvent):
     """AddOffsetsToTxn succeeded."""
 
 
-@dataclass(frozen=True, slots=True)
+class SendOffsets(Value):
+    """Store a group's offsets in the transaction (TxnOffsetCommit)."""
+
+    producer: ProducerId
+    offsets: GroupOffsets
+    timeout_s: float
+
+
 class OffsetsStored(TransactionEvent):
     """TxnOffsetCommit succeeded; the offsets become visible with the commit."""
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionEnded(TransactionEvent):
-    """EndTxn succeeded: the transaction is committed or aborted."""
-
-
-@dataclass(frozen=True, slots=True)
-class TryAgain(TransactionEvent):
-    """The effect failed for a temporary reason."""
-
-    reason: str
-    is_soon: bool = False
-    """True if a retry is expected to succeed in a moment, as while the broker ends the previous transaction."""
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorMoved(TransactionEvent):
-    """The coordinator must be looked up again; the request had no effect."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unanswered(TransactionEvent):
-    """The request was not answered; it may have had an effect, or may still have one."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class MustAbort(TransactionEvent):
-    """The transaction cannot be committed, but a later transaction may be."""
-
-    error: TailraceError
-    needs_new_epoch: bool = False
-    """True if the broker has lost the sequence numbers, so that they must start from zero in a new epoch (KIP-360)."""
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationRefused(TransactionEvent):
     """The offsets were sent with an old generation, or member epoch, of the group."""
 
@@ -279,91 +283,10 @@ class GenerationRefused(TransactionEvent):
     """Current identity of this member; None if it no longer owns all partitions of the offsets."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoOpenTransaction(TransactionEvent):
-    """The coordinator answered EndTxn with an error: it knows no open transaction."""
-
-    error: TailraceError
+# ---- end of the transaction: EndTxn, with its answers ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerFenced(TransactionEvent):
-    """The producer's epoch is not the newest epoch of its transactional id."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionFailed(TransactionEvent):
-    """A request failed, and neither another attempt nor a later transaction would succeed."""
-
-    error: TailraceError
-
-
-@dataclass(frozen=True, slots=True)
-class CallTimedOut(TransactionEvent):
-    """The time limit of the call has passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallCanceled(TransactionEvent):
-    """The call was canceled, so the outcome of the effect in progress will not be reported."""
-
-
-# ---- effects ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SendInit:
-    """Request a producer id, or the next epoch of ``producer`` (InitProducerId)."""
-
-    producer: ProducerId
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class SendAddPartitions:
-    """Add partitions to the transaction (AddPartitionsToTxn)."""
-
-    producer: ProducerId
-    partitions: tuple[TopicPartition, ...]
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class DeliverRecords:
-    """Wait until all records are stored, a record has failed, or one needs a partition to be added."""
-
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class DiscardRecords:
-    """Fail all records that are not stored, and wait for the requests in flight."""
-
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class SendAddOffsets:
-    """Add a group's offsets to the transaction (AddOffsetsToTxn)."""
-
-    producer: ProducerId
-    group_id: str
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class SendOffsets:
-    """Store a group's offsets in the transaction (TxnOffsetCommit)."""
-
-    producer: ProducerId
-    offsets: GroupOffsets
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class SendEnd:
+class SendEnd(Value):
     """End the transaction (EndTxn)."""
 
     producer: ProducerId
@@ -371,12 +294,67 @@ class SendEnd:
     timeout_s: float
 
 
+class TransactionEnded(TransactionEvent):
+    """EndTxn succeeded: the transaction is committed or aborted."""
+
+
+class NoOpenTransaction(TransactionEvent):
+    """The coordinator answered EndTxn with an error: it knows no open transaction."""
+
+    error: TailraceError
+
+
+# ---- outcomes that a request may have in place of its answer ---------------------------------------------------------
+
+
+class TryAgain(TransactionEvent):
+    """The effect failed for a temporary reason."""
+
+    reason: str
+    is_soon: bool = False
+    """True if a retry is expected to succeed in a moment, as while the broker ends the previous transaction."""
+
+
+class CoordinatorMoved(TransactionEvent):
+    """The coordinator must be looked up again; the request had no effect."""
+
+    reason: str
+
+
+class Unanswered(TransactionEvent):
+    """The request was not answered; it may have had an effect, or may still have one."""
+
+    reason: str
+
+
+class MustAbort(TransactionEvent):
+    """The transaction cannot be committed, but a later transaction may be."""
+
+    error: TailraceError
+    needs_new_epoch: bool = False
+    """True if the broker has lost the sequence numbers, so that they must start from zero in a new epoch (KIP-360)."""
+
+
+class ProducerFenced(TransactionEvent):
+    """The producer's epoch is not the newest epoch of its transactional id."""
+
+    reason: str
+
+
+class TransactionFailed(TransactionEvent):
+    """A request failed, and neither another attempt nor a later transaction would succeed."""
+
+    error: TailraceError
+
+
+# ---- coordinators and reports ----------------------------------------------------------------------------------------
+
+
 CoordinatorRequest: TypeAlias = SendInit | SendAddPartitions | SendAddOffsets | SendOffsets | SendEnd
 """Request to a coordinator; its outcome is reported as an event."""
 
 
-@dataclass(frozen=True, slots=True)
-class LookUpCoordinator:
+class LookUpCoordinator(Value):
     """Look up a coordinator again before the next request to it."""
 
     request: CoordinatorRequest
@@ -384,8 +362,7 @@ class LookUpCoordinator:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReportError:
+class ReportError(Value):
     """Raise an error from the call in progress."""
 
     error: TailraceError
@@ -664,7 +641,7 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         self._transaction.new_partitions, self._transaction.is_acknowledged = (), True
         self._continue(now)
 
-    def finish_records(self, event: RecordsDelivered | RecordsDiscarded, now: float) -> ProducerState | None:
+    def finish_records(self, event: RecordsSettled, now: float) -> ProducerState | None:
         """Store the offsets or send EndTxn; end without a request if the coordinator cannot know the transaction."""
         self._transaction.are_records_settled = True
         self._needs_new_epoch |= event.needs_new_epoch
@@ -849,13 +826,12 @@ def _rows() -> Iterator[Row[Any, ProducerState, Any]]:
     yield Row(OPEN, PartitionsAdded, do.continue_with_partitions)
     # The end of a transaction.
     yield Row((on.IN_TRANSACTION,), CommitTransaction, do.commit, on.COMMITTING)
-    yield Row((on.COMMITTING,), RecordsDelivered, do.finish_records, None, ended)
+    yield Row(ENDING, RecordsSettled, do.finish_records, None, ended)
     yield Row((on.COMMITTING,), OffsetsAdded, do.store_offsets)
     yield Row((on.COMMITTING,), OffsetsStored, do.send_end)
     yield Row((on.COMMITTING,), GenerationRefused, do.resend_offsets, None, (on.ABORTING,))
     yield Row((on.IN_TRANSACTION,), AbortTransaction, do.abort, on.ABORTING)
     yield Row(OPEN, MustAbort, do.abort_for, on.ABORTING)
-    yield Row((on.ABORTING,), RecordsDiscarded, do.finish_records, None, ended)
     yield Row(ENDING, TransactionEnded, do.end, on.READY, (on.UNINITIALIZED,))
     yield Row((on.COMMITTING,), NoOpenTransaction, do.end_if_unknown, on.FAILED)
     yield Row((on.ABORTING,), NoOpenTransaction, do.end_if_unknown, on.FAILED, ended)

@@ -7,11 +7,12 @@ import contextlib
 import copy
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar, assert_never
 from uuid import UUID
+
+import msgspec
 
 from tailrace.awaitables import AutoResetEvent
 from tailrace.batches.batch_writer import COMPRESSIONS, BatchWriter, Compression
@@ -62,8 +63,7 @@ from tailrace.producer.transaction_machine import (
     ProducerId,
     ProducerIdReceived,
     ProducerState,
-    RecordsDelivered,
-    RecordsDiscarded,
+    RecordsSettled,
     ReportError,
     SendAddOffsets,
     SendAddPartitions,
@@ -653,7 +653,7 @@ class TransactionalProducer:
             case DiscardRecords(timeout_s=timeout_s):
                 self._running.resolver.change_partition()
                 await sender.discard(self._machine.aborted_by or user_aborted_error(), timeout_s)
-                return RecordsDiscarded(self._records.needs_new_epoch)
+                return RecordsSettled(self._records.needs_new_epoch)
             case LookUpCoordinator() | ReportError():
                 raise AssertionError(f"{effect} is not a request")
         outcome = await self._requests.send(effect)
@@ -663,7 +663,7 @@ class TransactionalProducer:
         elif isinstance(outcome, ProducerIdReceived):
             self._records.adopt(outcome.producer)
         elif isinstance(outcome, GenerationRefused):
-            return replace(outcome, current=self._current_identity())
+            return msgspec.structs.replace(outcome, current=self._current_identity())
         return outcome
 
     async def _wait_until_delivered(self, timeout_s: float) -> TransactionEvent:
@@ -671,7 +671,7 @@ class TransactionalProducer:
         until = self._running.loop.time() + timeout_s
         while (event := self._event_of_records()) is None:
             if self._running.sender.is_empty:
-                return RecordsDelivered(self._records.needs_new_epoch)
+                return RecordsSettled(self._records.needs_new_epoch)
             if self._running.loop.time() >= until:
                 return TryAgain("records are not acknowledged")
             await self._progress.wait(until)
