@@ -304,13 +304,14 @@ def is_loop(node: ast.expr) -> bool:
     return ast.unparse(node).removesuffix("()").rpartition(".")[2].endswith(("asyncio", "loop"))
 
 
-# Timestamps of dead letters, records and spans, and due times of retries, use the wall clock.
+# Timestamps of dead letters, records and spans, ends of tokens, and due times of retries, use the wall clock.
 WALL_CLOCK = {
     f"tailrace/{name}.py"
     for name in (
         "app/sources",
         "consumer/positions/start_positions",
         "integrations/opentelemetry",
+        "net/token_providers",
         "spark/worker/task_runner",
     )
 }

@@ -61,6 +61,7 @@ Consumer(
     group_error_reactions={14: "retry", 27: lambda _code: "rejoin"},
     sasl_oauth_token_provider=token,
 )
+Consumer("orders", sasl_oauth_token_provider="aws:eu-west-1", sasl_oauthbearer_extensions=["logicalCluster=lkc-1"])
 Consumer(pattern="orders[.].*", post_rebalance_callback=nothing, partition_assignment_strategy=("range", "sticky"))
 Consumer("orders", topics=["refunds"])  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 Consumer(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -72,7 +73,7 @@ Consumer("orders", post_rebalance_callback=too_few)  # type: ignore[arg-type]  #
 Consumer("orders", rebalance_listener=Hook())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 Consumer("orders", hooks=[Listener()])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
 Consumer("orders", partition_assignment_strategy="fair")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-Consumer("orders", sasl_oauth_token_provider="t")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+Consumer("orders", sasl_oauth_token_provider=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def of_billing(*topics: str, **options: Unpack[ConsumerOptions]) -> Consumer:

@@ -88,7 +88,22 @@ class App(Handlers):
         sasl_mechanism="PLAIN": Mechanism of SASL authentication.
         sasl_plain_username=None: User name for PLAIN and SCRAM.
         sasl_plain_password=None: Password for PLAIN and SCRAM.
-        sasl_oauth_token_provider=None: Async function that returns a token, for OAUTHBEARER.
+        sasl_oauth_token_provider=None: Async function that returns a token, or a name, for OAUTHBEARER.
+        sasl_oauthbearer_extensions=(): SASL extensions (KIP-342) as key=value.
+        sasl_oauthbearer_token_endpoint_url=None: URL of the identity provider's token endpoint, for "oidc".
+        sasl_oauthbearer_grant_type="client_credentials": Grant type of the token request.
+        sasl_oauthbearer_client_id=None: Client id for the token endpoint.
+        sasl_oauthbearer_client_secret=None: Client secret for the token endpoint.
+        sasl_oauthbearer_scope=None: Scope of the token request; several scopes are separated by spaces.
+        sasl_oauthbearer_assertion_file=None: Path of a file with the JWT to send.
+        sasl_oauthbearer_assertion_private_key_file=None: PEM file with the key that signs the JWT.
+        sasl_oauthbearer_assertion_private_key_passphrase=None: Passphrase of that private key.
+        sasl_oauthbearer_assertion_algorithm="RS256": Algorithm of the JWT's signature.
+        sasl_oauthbearer_assertion_claim_aud=None: Audience of the JWT; None for the URL of the token endpoint.
+        sasl_oauthbearer_assertion_claim_iss=None: Issuer of the JWT; None for the client id.
+        sasl_oauthbearer_assertion_claim_sub=None: Subject of the JWT; None for the issuer.
+        sasl_oauthbearer_assertion_jwt_template_file=None: JSON file with more fields of the JWT.
+        https_ca_location=None: Path of a PEM file with the CA certificates of the token endpoint.
         sasl_kerberos_service_name="kafka": Service name of the brokers, for GSSAPI.
         sasl_kerberos_domain_name=None: Host name in the brokers' principals, for GSSAPI; None for each broker's own.
         ssl_cafile=None: Path of a PEM file with the CA certificates to trust; None for those of the system.

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 
 from tailrace.config.options import (
     Ack,
+    AssertionAlgorithm,
     AssignmentStrategy,
     ErrorReaction,
     EventHook,
@@ -27,6 +28,7 @@ from tailrace.config.options import (
     RebalanceListener,
     SaslMechanism,
     SecurityProtocol,
+    TokenGrantType,
     TokenProvider,
     WhenTimedOut,
 )
@@ -104,10 +106,103 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
 
     Default: None. Java: sasl.jaas.config; librdkafka: sasl.password.
     """
-    sasl_oauth_token_provider: TokenProvider | None
-    """Async function that returns a token, for OAUTHBEARER.
+    sasl_oauth_token_provider: TokenProvider | str | None
+    """Async function that returns a token, or a name, for OAUTHBEARER.
 
-    Default: None. Not from the environment. Java: sasl.login.callback.handler.class; librdkafka: oauth_cb.
+    ``"aws:REGION"`` signs in to Amazon MSK (extra ``aws``), ``"azure:NAMESPACE"`` to an Event Hubs namespace and
+    ``"azure:SCOPE"`` to another service of Azure (extra ``azure``), and ``"gcp"`` to Google's Managed Service for
+    Apache Kafka (extra ``gcp``). ``"oidc"`` requests tokens from the endpoint of an identity provider.
+    ``"package.module:function"`` names a function, async or plain, that returns a token.
+
+    Default: None. Java: sasl.login.callback.handler.class; librdkafka: oauth_cb.
+    """
+    sasl_oauthbearer_extensions: Sequence[str]
+    """SASL extensions (KIP-342) as ``key=value``.
+
+    An example is ``logicalCluster=lkc-1`` for Confluent Cloud. In a string, commas separate the extensions. They are
+    added to those of the token provider.
+
+    Default: ().
+    """
+    sasl_oauthbearer_token_endpoint_url: str | None
+    """URL of the identity provider's token endpoint, for ``"oidc"``.
+
+    Default: None.
+    """
+    sasl_oauthbearer_grant_type: TokenGrantType
+    """Grant type of the token request.
+
+    Client credentials (RFC 6749), or a JWT as authorization grant (RFC 7523).
+
+    Default: "client_credentials".
+    """
+    sasl_oauthbearer_client_id: str | None
+    """Client id for the token endpoint.
+
+    Default: None.
+    """
+    sasl_oauthbearer_client_secret: str | None
+    """Client secret for the token endpoint.
+
+    Default: None.
+    """
+    sasl_oauthbearer_scope: str | None
+    """Scope of the token request; several scopes are separated by spaces.
+
+    Default: None.
+    """
+    sasl_oauthbearer_assertion_file: str | None
+    """Path of a file with the JWT to send.
+
+    The JWT is the authorization grant. The file is read for each token request.
+
+    Default: None.
+    """
+    sasl_oauthbearer_assertion_private_key_file: str | None
+    """PEM file with the key that signs the JWT.
+
+    The JWT is the authorization grant. Signing needs the extra ``oidc``.
+
+    Default: None.
+    """
+    sasl_oauthbearer_assertion_private_key_passphrase: str | None
+    """Passphrase of that private key.
+
+    Default: None.
+    """
+    sasl_oauthbearer_assertion_algorithm: AssertionAlgorithm
+    """Algorithm of the JWT's signature.
+
+    Default: "RS256".
+    """
+    sasl_oauthbearer_assertion_claim_aud: str | None
+    """Audience of the JWT; None for the URL of the token endpoint.
+
+    Default: None.
+    """
+    sasl_oauthbearer_assertion_claim_iss: str | None
+    """Issuer of the JWT; None for the client id.
+
+    Default: None.
+    """
+    sasl_oauthbearer_assertion_claim_sub: str | None
+    """Subject of the JWT; None for the issuer.
+
+    Default: None.
+    """
+    sasl_oauthbearer_assertion_jwt_template_file: str | None
+    """JSON file with more fields of the JWT.
+
+    An object with ``header`` (such as ``kid``), ``payload``, or both.
+
+    Default: None.
+    """
+    https_ca_location: str | None
+    """Path of a PEM file with the CA certificates of the token endpoint.
+
+    None trusts those of the system.
+
+    Default: None.
     """
     sasl_kerberos_service_name: str
     """Service name of the brokers, for GSSAPI.

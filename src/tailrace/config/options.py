@@ -19,6 +19,7 @@ __all__ = [
     "ASSIGNMENT_STRATEGIES",
     "ERROR_REACTIONS",
     "Ack",
+    "AssertionAlgorithm",
     "AssignedListener",
     "AssignmentStrategy",
     "ConsumerConfig",
@@ -36,6 +37,7 @@ __all__ = [
     "RevokedListener",
     "SaslMechanism",
     "SecurityProtocol",
+    "TokenGrantType",
     "TokenProvider",
     "WhenTimedOut",
 ]
@@ -52,6 +54,8 @@ OnDeserializeError: TypeAlias = Literal["raise", "skip"]
 WhenTimedOut: TypeAlias = Literal["raise", "stop"]
 IsolationLevel: TypeAlias = Literal["read_uncommitted", "read_committed"]
 TokenProvider: TypeAlias = Callable[[], Awaitable[str]]
+TokenGrantType: TypeAlias = Literal["client_credentials", "urn:ietf:params:oauth:grant-type:jwt-bearer"]
+AssertionAlgorithm: TypeAlias = Literal["RS256", "ES256"]
 _Assignor: TypeAlias = Literal["range", "roundrobin", "sticky", "cooperative-sticky"]
 AssignmentStrategy: TypeAlias = _Assignor | Callable[..., Mapping[str, Any]]
 """Name of an assignor, or a function ``(members, partitions) -> {member_id: [TopicPartition, ...]}``."""
@@ -161,7 +165,22 @@ class ConsumerConfig:
     sasl_mechanism: SaslMechanism = _option("PLAIN")
     sasl_plain_username: str | None = _option(None)
     sasl_plain_password: str | None = _option(None, secret=True)
-    sasl_oauth_token_provider: TokenProvider | None = _option(None, secret=True, is_object=True)
+    sasl_oauth_token_provider: TokenProvider | str | None = _option(None, secret=True)
+    sasl_oauthbearer_extensions: tuple[str, ...] = _option(())
+    sasl_oauthbearer_token_endpoint_url: str | None = _option(None)
+    sasl_oauthbearer_grant_type: TokenGrantType = _option("client_credentials")
+    sasl_oauthbearer_client_id: str | None = _option(None)
+    sasl_oauthbearer_client_secret: str | None = _option(None, secret=True)
+    sasl_oauthbearer_scope: str | None = _option(None)
+    sasl_oauthbearer_assertion_file: str | None = _option(None)
+    sasl_oauthbearer_assertion_private_key_file: str | None = _option(None)
+    sasl_oauthbearer_assertion_private_key_passphrase: str | None = _option(None, secret=True)
+    sasl_oauthbearer_assertion_algorithm: AssertionAlgorithm = _option("RS256")
+    sasl_oauthbearer_assertion_claim_aud: str | None = _option(None)
+    sasl_oauthbearer_assertion_claim_iss: str | None = _option(None)
+    sasl_oauthbearer_assertion_claim_sub: str | None = _option(None)
+    sasl_oauthbearer_assertion_jwt_template_file: str | None = _option(None)
+    https_ca_location: str | None = _option(None)
     sasl_kerberos_service_name: str = _option("kafka")
     sasl_kerberos_domain_name: str | None = _option(None)
     ssl_cafile: str | None = _option(None)

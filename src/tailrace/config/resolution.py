@@ -185,12 +185,51 @@ def _check_security(config: ConsumerConfig) -> None:
     if mechanism == "OAUTHBEARER":
         if config.sasl_oauth_token_provider is None:
             raise ConfigurationError(
-                "sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider"
-                " - set it to an async function that returns a token"
+                f"sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider - set it to {_PROVIDER_FORMS}"
             )
+        _check_oauthbearer(config)
     elif mechanism != "GSSAPI" and (config.sasl_plain_username is None or config.sasl_plain_password is None):
         raise ConfigurationError(
             f"sasl_mechanism={mechanism!r} needs sasl_plain_username and sasl_plain_password - set both"
+        )
+
+
+_EXTENSION = re.compile(r"(?!auth=)[A-Za-z]+=[\x21-\x7e \t\r\n]+")
+"""SASL extension (RFC 7628, section 3.1)."""
+
+
+def _check_oauthbearer(config: ConsumerConfig) -> None:
+    for extension in config.sasl_oauthbearer_extensions:
+        if not _EXTENSION.fullmatch(extension):
+            raise ConfigurationError(
+                f"sasl_oauthbearer_extensions: {extension.partition('=')[0]!r} is not an extension"
+                " - write key=value, with a key of A to Z and a to z, and a value of printable ASCII characters"
+            )
+    if config.sasl_oauth_token_provider != "oidc":  # noqa: S105 - a name
+        return
+    url = config.sasl_oauthbearer_token_endpoint_url
+    if url is None or not re.match(r"https?://[^\s/@]+(/[^\s]*)?$", url):
+        raise ConfigurationError(
+            "sasl_oauth_token_provider='oidc' needs sasl_oauthbearer_token_endpoint_url"
+            " - set it to the identity provider's token endpoint, such as https://login.example.org/oauth2/token"
+        )
+    if config.sasl_oauthbearer_grant_type == "client_credentials":
+        if config.sasl_oauthbearer_client_id is None or config.sasl_oauthbearer_client_secret is None:
+            raise ConfigurationError(
+                "sasl_oauth_token_provider='oidc' needs sasl_oauthbearer_client_id and sasl_oauthbearer_client_secret"
+                " - set both, or another sasl_oauthbearer_grant_type"
+            )
+        return
+    if (config.sasl_oauthbearer_assertion_file is None) == (config.sasl_oauthbearer_assertion_private_key_file is None):
+        raise ConfigurationError(
+            f"sasl_oauthbearer_grant_type={config.sasl_oauthbearer_grant_type!r} needs"
+            " sasl_oauthbearer_assertion_file or sasl_oauthbearer_assertion_private_key_file - set one of them"
+        )
+    issuer = config.sasl_oauthbearer_assertion_claim_iss or config.sasl_oauthbearer_client_id
+    if config.sasl_oauthbearer_assertion_private_key_file is not None and issuer is None:
+        raise ConfigurationError(
+            "sasl_oauthbearer_assertion_private_key_file needs sasl_oauthbearer_assertion_claim_iss"
+            " - set it, or sasl_oauthbearer_client_id, to the issuer of the JWT"
         )
 
 
@@ -529,7 +568,7 @@ def _parse(name: str, text: str, variable: str) -> object:
         return text
     if kind == tuple[str, int] | None:
         return split_address(text, variable, default_port=0)
-    if name in {"partition_assignment_strategy", "auto_offset_reset"}:
+    if name in _CONVERTERS:
         return text
     try:
         return msgspec.convert(text.strip(), kind, strict=False)
@@ -544,10 +583,8 @@ def _convert(name: str, value: object, where: str) -> object:
         ConfigurationError: the value is invalid; the message starts with ``where``, the source of the value.
     """
     metadata = _FIELDS[name].metadata
-    if name == "partition_assignment_strategy":
-        return _convert_strategies(value, where)
-    if name == "auto_offset_reset":
-        return _convert_start_policy(value, where)
+    if (convert := _CONVERTERS.get(name)) is not None:
+        return convert(value, where)
     shown = "the given value" if metadata["secret"] else repr(value)
     if metadata["is_object"]:
         is_valid, description = _OBJECTS[name]
@@ -603,6 +640,30 @@ def _convert_start_policy(value: object, where: str) -> object:
     )
 
 
+_NAMED_PROVIDER = re.compile(
+    r"aws:[a-z0-9-]+|azure:[^\s:]\S*|gcp|oidc|(?!(aws|azure|gcp|oidc):)[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII
+)
+_PROVIDER_FORMS = (
+    "'aws:REGION', 'azure:NAMESPACE', 'gcp', 'oidc', 'package.module:function', or an async function that returns a"
+    " token"
+)
+
+
+def _convert_token_provider(value: object, where: str) -> object:
+    """Convert a value of ``sasl_oauth_token_provider``; an invalid text is not shown, because it may be a token."""
+    if value is None or callable(value) or (isinstance(value, str) and _NAMED_PROVIDER.fullmatch(value)):
+        return value
+    raise ConfigurationError(f"{where} must be {_PROVIDER_FORMS}, not the given value")
+
+
+_CONVERTERS: Mapping[str, Callable[[object, str], object]] = {
+    "partition_assignment_strategy": _convert_strategies,
+    "auto_offset_reset": _convert_start_policy,
+    "sasl_oauth_token_provider": _convert_token_provider,
+}
+"""Functions that convert the values of options that have rules of their own."""
+
+
 def _type_text(hint: Any) -> str:  # noqa: ANN401 - any type of an option
     """Return the description of an option's type for error messages."""
     choices = typing.get_args(hint)
@@ -647,6 +708,5 @@ _OBJECTS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "key_deserializer": (_is_plain_function, "a plain function of bytes"),
     "value_deserializer": (_is_plain_function, "a plain function of bytes"),
     "ssl_context": (lambda value: isinstance(value, ssl.SSLContext), "an ssl.SSLContext"),
-    "sasl_oauth_token_provider": (callable, "an async function that returns a token"),
 }
 """Check of the value, and description for error messages, of each option that takes a Python object."""

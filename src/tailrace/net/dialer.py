@@ -29,6 +29,7 @@ from tailrace.errors import (
 from tailrace.installation import VERSION
 from tailrace.net.connection import Connection
 from tailrace.net.security import TlsFiles, authenticate
+from tailrace.net.token_providers import token_provider
 from tailrace.observe.events import TlsFilesRefused
 from tailrace.observe.hooks import Observer
 from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse, BrokerVersions
@@ -166,6 +167,7 @@ class Dialer:
         self.config = config
         emit = (observer or Observer()).emit
         self._tls = TlsFiles(config, lambda reason: emit(TlsFilesRefused(reason)))
+        self._token_provider = token_provider(config)
         self._timeout_s = config.socket_connection_setup_timeout_ms / 1000
         self._failed_at: dict[tuple[str, int], dict[SocketAddress, float]] = {}
         """Times at which addresses of a host and port have failed since their last success."""
@@ -308,7 +310,7 @@ class Dialer:
 
         async def log_in() -> float | None:
             try:
-                return await authenticate(exchange, self.config, host)
+                return await authenticate(exchange, self.config, host, self._token_provider)
             except AuthenticationError as error:
                 raise AuthenticationError(f"{connection.address}: {error}") from None
 

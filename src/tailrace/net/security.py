@@ -18,7 +18,14 @@ from typing import Any, Protocol, cast
 
 from tailrace.config import ConsumerConfig, TokenProvider
 from tailrace.error_codes import ErrorCode, name_of
-from tailrace.errors import AuthenticationError, BrokerConnectionError, ConfigurationError, TailraceError
+from tailrace.errors import (
+    AuthenticationError,
+    BrokerConnectionError,
+    ConfigurationError,
+    RequestTimedOutError,
+    TailraceError,
+)
+from tailrace.net.token_providers import expired_since_s
 from tailrace.protocol.handshake import SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest
 from tailrace.protocol.message import Request
 from tailrace.values import Hidden
@@ -104,13 +111,18 @@ def _tls_context(config: ConsumerConfig) -> ssl.SSLContext | None:
     return context
 
 
-async def authenticate(exchange: Exchange, config: ConsumerConfig, host: str) -> float | None:
+async def authenticate(
+    exchange: Exchange, config: ConsumerConfig, host: str, provider: TokenProvider | None
+) -> float | None:
     """Authenticate by SASL and return the lifetime of the session in seconds; None if the session does not expire.
+
+    ``provider`` returns the tokens for OAUTHBEARER.
 
     Raises:
         AuthenticationError: the broker refused the mechanism or the credentials, or did not prove its identity.
         ConfigurationError: a SASL option is invalid, or a package is missing.
-        BrokerConnectionError: the token provider raised, or the broker did not answer.
+        BrokerConnectionError: the token provider raised or returned an expired token, or the broker did not answer.
+        RequestTimedOutError: the token provider did not return.
     """
     mechanism = config.sasl_mechanism
     handshake = await exchange(SaslHandshakeRequest(mechanism))
@@ -118,7 +130,7 @@ async def authenticate(exchange: Exchange, config: ConsumerConfig, host: str) ->
         offers = ", ".join(handshake.mechanisms)
         advice = f"set sasl_mechanism to one of: {offers}" if offers else "the listener does not use SASL"
         raise AuthenticationError(f"the broker does not support {mechanism} - {advice}")
-    authenticator = _authenticator(config, host)
+    authenticator = _authenticator(config, host, provider)
     answer: SaslAuthenticateResponse | None = None
     # Tracebacks may print local variables. Therefore, the exchanged bytes are only held in messages, whose repr hides
     # them.
@@ -177,7 +189,7 @@ def _refusal(code: int, message: str | None, mechanism: str) -> str:
     return f"{mechanism}: {message or 'refused'} ({name_of(code)})"
 
 
-def _authenticator(config: ConsumerConfig, host: str) -> _Authenticator:
+def _authenticator(config: ConsumerConfig, host: str, provider: TokenProvider | None) -> _Authenticator:
     # Imported here, because this import loads aiokafka's whole client, which is needed for SASL only.
     from aiokafka.conn import (  # noqa: PLC0415
         OAuthAuthenticator,
@@ -189,10 +201,8 @@ def _authenticator(config: ConsumerConfig, host: str) -> _Authenticator:
     loop, mechanism = asyncio.get_running_loop(), config.sasl_mechanism
     authenticator: object
     if mechanism == "OAUTHBEARER":
-        assert config.sasl_oauth_token_provider is not None
-        authenticator = OAuthAuthenticator(
-            sasl_oauth_token_provider=TokenProviderAdapter(config.sasl_oauth_token_provider)
-        )
+        assert provider is not None
+        authenticator = OAuthAuthenticator(sasl_oauth_token_provider=TokenProviderAdapter(provider, config))
     elif mechanism == "GSSAPI":
         if find_spec("gssapi") is None:
             raise ConfigurationError("sasl_mechanism='GSSAPI' needs the package gssapi - pip install gssapi")
@@ -229,25 +239,37 @@ class TokenProviderAdapter:
     not called by aiokafka, whose frames have the token in a local variable.
     """
 
-    def __init__(self, provider: TokenProvider) -> None:
+    def __init__(self, provider: TokenProvider, config: ConsumerConfig) -> None:
         self._provider: Callable[[], object] = provider
+        # Less than the time limit of the connection, so that the error names the provider.
+        self._timeout_s = 0.9 * config.socket_connection_setup_timeout_ms / 1000
+        self._configured = dict(one.split("=", 1) for one in config.sasl_oauthbearer_extensions)
         self._extensions: Mapping[str, str] = {}
 
     async def token(self) -> str:
         """Call the user's provider and return its token.
 
         Raises:
-            BrokerConnectionError: the provider raised an exception other than TailraceError.
+            BrokerConnectionError: the provider raised an exception other than TailraceError, or returned a JWT that has
+                expired, which is not sent: brokers refuse it as they refuse wrong credentials.
+            RequestTimedOutError: the provider did not return within nine tenths of
+                ``socket_connection_setup_timeout_ms``.
             ConfigurationError: the provider did not return a string, or its extensions are no mapping of strings.
         """
-        what = "sasl_oauth_token_provider"
+        what, limit = "sasl_oauth_token_provider", asyncio.timeout(self._timeout_s)
         try:
-            token = Hidden(await self._call_provider())
+            async with limit:
+                token = Hidden(await self._call_provider())
             what = "extensions() of sasl_oauth_token_provider"
             extensions = self._call_extensions()
         except TailraceError:
             raise
         except Exception as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                raise RequestTimedOutError(
+                    f"OAUTHBEARER: {what} returned no token within {self._timeout_s:.1f} s"
+                    " - can it reach the identity provider?"
+                ) from None
             # The text of the exception may contain credentials that were sent to the identity provider.
             raise BrokerConnectionError(
                 f"OAUTHBEARER: {what} raised {type(error).__name__} - see __cause__ for its text,"
@@ -257,6 +279,11 @@ class TokenProviderAdapter:
             raise ConfigurationError(
                 "sasl_oauth_token_provider did not return a str - make it an `async def` that returns the token"
             )
+        if (expired_s := expired_since_s(token.value)) >= 0:
+            raise BrokerConnectionError(
+                f"OAUTHBEARER: sasl_oauth_token_provider returned a token that expired {expired_s:.0f} s"
+                " ago - return a new token, and check the clock of this machine"
+            )
         if not isinstance(extensions, Mapping) or not all(isinstance(one, str) for one in chain(*extensions.items())):
             raise ConfigurationError(f"{what} must return a dict of str, not {type(extensions).__name__}")
         # The text of a UnicodeEncodeError would contain the token.
@@ -265,7 +292,7 @@ class TokenProviderAdapter:
                 "the token or the extensions of sasl_oauth_token_provider contain surrogates, which cannot be encoded"
                 " as UTF-8 - decode them as UTF-8"
             )
-        self._extensions = extensions
+        self._extensions = {**self._configured, **extensions}
         return token.value
 
     def extensions(self) -> Mapping[str, str]:
