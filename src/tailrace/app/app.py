@@ -11,7 +11,7 @@ import dataclasses
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Self, cast
@@ -179,8 +179,8 @@ class App(Handlers):
         if config.dead_letter is not None:
             topic_name(config.dead_letter, topic="topic", group="group")
         transactions = {name: remaining.pop(name) for name in _TRANSACTION_OPTIONS if name in remaining}
-        self.runtime = AppRuntime(config, transaction_options(config.delivery, **transactions))
-        self.check_change = self._check_not_started
+        self.runtime: AppRuntime = AppRuntime(config, transaction_options(config.delivery, **transactions))
+        self.check_change: Callable[[], None] = self._check_not_started
         self.configure(**remaining)
 
     @robust_repr

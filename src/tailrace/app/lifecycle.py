@@ -340,7 +340,7 @@ class AppRun:
     def __init__(self, declared: Handlers, runtime: AppRuntime) -> None:
         config = self._config = resolve(runtime.options)
         self._plan = make_plan(declared, config.group_id, runtime)
-        self.consumer_events = ConsumerEvents(self._plan.by_group)
+        self.consumer_events: ConsumerEvents = ConsumerEvents(self._plan.by_group)
         substitute = runtime.substitute
         added_hooks = () if substitute is None else substitute.hooks
         hooks = (*cast("tuple[Hook, ...]", config.hooks), *added_hooks, cast("Hook", self.consumer_events))
@@ -351,14 +351,14 @@ class AppRun:
         self._stop_s = config.stop_timeout_ms / 1000
         self._stopping_since: float | None = None
         self._has_started = self._is_ready = False
-        self.is_ending = False
+        self.is_ending: bool = False
         self.failure: TailraceError | None = None
-        self.is_over = asyncio.Event()
+        self.is_over: asyncio.Event = asyncio.Event()
         self.groups: list[GroupRuntime] = []
         self.publisher: Publisher | None = None
         self.left_behind: list[str] = []
         self._watchdog: Watchdog | None = None
-        self.shutdown = ShutdownTracker(self._observer.emit)
+        self.shutdown: ShutdownTracker = ShutdownTracker(self._observer.emit)
 
     async def run(self, supervisor: Supervisor) -> None:
         """Start the app, handle records until ``supervisor.stopping`` is set, and stop the app.

@@ -228,7 +228,8 @@ def _needs_of_app(app: App, config: ConsumerConfig, start: str) -> tuple[Plan, _
     """
     from tailrace.app.lifecycle import make_plan
     from tailrace.app.topics.routes import Routes
-    from tailrace.protocol.handshake import CONSUMER_PROTOCOL, PUBLISHING, TRANSACTIONS
+    from tailrace.protocol.handshake import CONSUMER_PROTOCOL
+    from tailrace.protocol.transactions import PUBLISHING, TRANSACTIONS
 
     plan = make_plan(app, config.group_id, app.runtime)
     # An app starts its producer even if no handler publishes.

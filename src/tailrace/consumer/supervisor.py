@@ -39,8 +39,8 @@ class Supervisor:
     """
 
     def __init__(self, body: Callable[[Supervisor], Awaitable[None]], name: str) -> None:
-        self.ready = asyncio.Event()
-        self.stopping = asyncio.Event()
+        self.ready: asyncio.Event = asyncio.Event()
+        self.stopping: asyncio.Event = asyncio.Event()
         self._body, self._name = body, name
         self._task: asyncio.Task[None] | None = None
 

@@ -104,8 +104,13 @@ class Broker:
         connects_on_demand: bool = False,
         on_unreachable: Callable[[], None] | None = None,
     ) -> None:
-        self.id, self.host, self.port, self.rack = node.node_id, node.host, node.port, node.rack
-        self.dialer, self.observer, self.on_unreachable = dialer, observer, on_unreachable
+        self.id: int = node.node_id
+        self.host: str = node.host
+        self.port: int = node.port
+        self.rack: str | None = node.rack
+        self.dialer: Dialer = dialer
+        self.observer: Observer = observer
+        self.on_unreachable: Callable[[], None] | None = on_unreachable
         self._connections: dict[ChannelKey, _ReplaceableConnection] = {}
         self._may_connect = connects_on_demand
 

@@ -75,7 +75,7 @@ class Cluster:
 
     def __init__(self, config: ConsumerConfig, observer: Observer | None = None) -> None:
         self.config = config
-        self.topology = ClusterMetadata(hides_internal=config.exclude_internal_topics)
+        self.topology: ClusterMetadata = ClusterMetadata(hides_internal=config.exclude_internal_topics)
         self._observer = observer or Observer()
         self._brokers: dict[int, Broker] = {}
         self._dialer = Dialer(config, observer)

@@ -183,9 +183,9 @@ class Connection:
 
     def __init__(self, address: str, client_id: str) -> None:
         self.address = address
-        self.broker_versions = BrokerVersions(ApiVersionsResponse())
+        self.broker_versions: BrokerVersions = BrokerVersions(ApiVersionsResponse())
         self.on_lost: Callable[[TailraceError], None] = lambda _reason: None
-        self.frames = FrameProtocol(self._on_frame, self._on_connection_lost)
+        self.frames: FrameProtocol = FrameProtocol(self._on_frame, self._on_connection_lost)
         self._client_id = client_id
         self._loop = asyncio.get_running_loop()
         self._pending: deque[_PendingRequest] = deque()
@@ -197,7 +197,7 @@ class Connection:
         self._renew_at = float("inf")
         self._renewal_lock = asyncio.Lock()
         self._advice = ""
-        self.is_closed_by_peer = False
+        self.is_closed_by_peer: bool = False
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else f"closed: {self._end_reason}"

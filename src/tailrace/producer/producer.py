@@ -18,7 +18,7 @@ from tailrace.producer.accumulator import ProducerSettings, RecordAccumulator
 from tailrace.producer.publisher import OutgoingRecord, Published
 from tailrace.producer.runtime import PartitionResolver, ProducerRuntime, new_cluster
 from tailrace.producer.sender import RecordSender
-from tailrace.protocol.handshake import PUBLISHING
+from tailrace.protocol.transactions import PUBLISHING
 from tailrace.values import robust_repr
 
 __all__ = ["Producer"]

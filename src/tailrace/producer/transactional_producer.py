@@ -82,10 +82,10 @@ from tailrace.producer.transaction_machine import (
 )
 from tailrace.producer.transaction_reactions import TransactionRequestKind, event_of, worst_of
 from tailrace.protocol.groups import CommitOffset, CommitResult
-from tailrace.protocol.handshake import TRANSACTIONS
 from tailrace.protocol.message import NO_TOPIC_ID, Request
 from tailrace.protocol.metadata import FindCoordinatorRequest
 from tailrace.protocol.transactions import (
+    TRANSACTIONS,
     AddedPartition,
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,

@@ -20,20 +20,11 @@ from tailrace.protocol.groups import (
 )
 from tailrace.protocol.message import Api, ApiMessage, Request
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest
-from tailrace.protocol.records import FetchRequest, ListOffsetsRequest, ProduceRequest
-from tailrace.protocol.transactions import (
-    AddOffsetsToTxnRequest,
-    AddPartitionsToTxnRequest,
-    EndTxnRequest,
-    InitProducerIdRequest,
-    TxnOffsetCommitRequest,
-)
+from tailrace.protocol.records import FetchRequest, ListOffsetsRequest
 
 __all__ = [
     "CONSUMER_PROTOCOL",
     "CONSUMING",
-    "PUBLISHING",
-    "TRANSACTIONS",
     "ApiVersionRange",
     "ApiVersionsRequest",
     "ApiVersionsResponse",
@@ -133,23 +124,6 @@ class Capability:
     """Next step for a user whose brokers lack the capability."""
 
 
-PUBLISHING = Capability(
-    "publishing with an idempotent producer",
-    (ProduceRequest.api, InitProducerIdRequest.api),
-    "upgrade the brokers to Apache Kafka 2.1 or newer, or enable idempotence on them",
-)
-TRANSACTIONS = Capability(
-    "transactions (delivery='exactly_once')",
-    (
-        ProduceRequest.api,
-        InitProducerIdRequest.api,
-        AddPartitionsToTxnRequest.api,
-        AddOffsetsToTxnRequest.api,
-        TxnOffsetCommitRequest.api,
-        EndTxnRequest.api,
-    ),
-    "set delivery='at_least_once', or upgrade the brokers to Apache Kafka 2.5 or newer",
-)
 CONSUMER_PROTOCOL = Capability(
     "the consumer group protocol (KIP-848)",
     (ConsumerGroupHeartbeatRequest.api,),

@@ -12,9 +12,13 @@ from __future__ import annotations
 from tailrace.protocol.encoding.fields import by_topic, field
 from tailrace.protocol.encoding.primitives import int16, int32, int64
 from tailrace.protocol.groups import CommitOffset, CommitResult
+from tailrace.protocol.handshake import Capability
 from tailrace.protocol.message import ApiMessage, Request
+from tailrace.protocol.records import ProduceRequest
 
 __all__ = [
+    "PUBLISHING",
+    "TRANSACTIONS",
     "AddOffsetsToTxnRequest",
     "AddOffsetsToTxnResponse",
     "AddPartitionsToTxnRequest",
@@ -111,3 +115,24 @@ class EndTxnRequest(Request[EndTxnResponse], key=26, versions=(1, 4), flexible_f
     producer_epoch: int16
     committed: bool
     """True to commit the transaction, False to abort it."""
+
+
+# ---- what brokers need for publishing --------------------------------------------------------------------------------
+
+PUBLISHING = Capability(
+    "publishing with an idempotent producer",
+    (ProduceRequest.api, InitProducerIdRequest.api),
+    "upgrade the brokers to Apache Kafka 2.1 or newer, or enable idempotence on them",
+)
+TRANSACTIONS = Capability(
+    "transactions (delivery='exactly_once')",
+    (
+        ProduceRequest.api,
+        InitProducerIdRequest.api,
+        AddPartitionsToTxnRequest.api,
+        AddOffsetsToTxnRequest.api,
+        TxnOffsetCommitRequest.api,
+        EndTxnRequest.api,
+    ),
+    "set delivery='at_least_once', or upgrade the brokers to Apache Kafka 2.5 or newer",
+)

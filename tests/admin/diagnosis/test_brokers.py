@@ -14,7 +14,8 @@ from tailrace.admin.diagnosis.broker_findings import (
     broker_findings,
 )
 from tailrace.admin.diagnosis.findings import CommandLines, Level
-from tailrace.protocol.handshake import CONSUMER_PROTOCOL, PUBLISHING, TRANSACTIONS
+from tailrace.protocol.handshake import CONSUMER_PROTOCOL
+from tailrace.protocol.transactions import PUBLISHING, TRANSACTIONS
 
 NEWEST = {"metadata.version": 30, "group.version": 1, "transaction.version": 2}
 

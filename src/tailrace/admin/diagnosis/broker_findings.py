@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tailrace.admin.diagnosis.findings import CommandLines, Finding, Level, Subject, counted, duration, named
-from tailrace.protocol.handshake import CONSUMER_PROTOCOL, PUBLISHING, TRANSACTIONS, Capability
+from tailrace.protocol.handshake import CONSUMER_PROTOCOL, Capability
+from tailrace.protocol.transactions import PUBLISHING, TRANSACTIONS
 
 __all__ = ["BrokerFacts", "ClockReading", "ClusterFacts", "VoterFacts", "broker_findings"]
 

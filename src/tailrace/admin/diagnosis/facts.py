@@ -36,7 +36,7 @@ from tailrace.net.cluster import Cluster
 from tailrace.net.offsets import group_by_leader, list_offsets_of_leader
 from tailrace.protocol.admin import ConfigsToDescribe, DescribeConfigsRequest
 from tailrace.protocol.groups import DescribeGroupsRequest
-from tailrace.protocol.handshake import CONSUMER_PROTOCOL, PUBLISHING, TRANSACTIONS
+from tailrace.protocol.handshake import CONSUMER_PROTOCOL
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import (
     METADATA_LOG,
@@ -49,6 +49,7 @@ from tailrace.protocol.metadata import (
     MetadataRequest,
     MetadataTopic,
 )
+from tailrace.protocol.transactions import PUBLISHING, TRANSACTIONS
 from tailrace.records import TopicPartition
 
 __all__ = [
