@@ -20,14 +20,13 @@ from tailrace.protocol.groups import (
 from tailrace.protocol.handshake import (
     CONSUMER_PROTOCOL,
     CONSUMING,
-    PUBLISHING,
-    TRANSACTIONS,
     ApiVersionRange,
     ApiVersionsResponse,
     BrokerVersions,
 )
 from tailrace.protocol.metadata import MetadataRequest
 from tailrace.protocol.records import FetchRequest
+from tailrace.protocol.transactions import PUBLISHING, TRANSACTIONS
 from tailrace.testing.faults import APIS, api_by_key
 
 
