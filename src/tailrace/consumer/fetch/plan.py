@@ -352,12 +352,16 @@ def slot_of(partition: TopicPartition, count: int) -> int:
 def make_plan(
     connection: FetchConnection, sources: Sequence[FetchSource], space: BufferSpace, limits: FetchLimits, now: float
 ) -> FetchPlan:
+    """Return which partitions the next fetch of a connection requests, from which offsets, and how many bytes of each.
+
+    Only partitions are planned that have room in the buffer and are neither halted nor held back.
+    """
     # A broker would answer a fetch of less than ``least`` bytes with a single batch, for which a request costs too
     # much.
     share = space.share_of(len(sources))
     least = min(limits.max_bytes, limits.partition_max_bytes, max(1, share // 2))
     full_size = min(limits.partition_max_bytes, share)
-    # For a partition without buffered records, at least the size of the largest chunk so far is requested: a broker
+    # For a partition without buffered records, at least the size of the largest batch so far is requested: a broker
     # sends a batch that is larger than requested only for the first partition of an answer.
     empty_size = min(limits.partition_max_bytes, max(full_size, space.largest_bytes))
     chosen: dict[TopicPartition, FetchPartition] = {}

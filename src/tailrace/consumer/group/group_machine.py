@@ -137,7 +137,7 @@ class StopMembership(GroupEvent):
 
 
 class JoinDue(GroupEvent):
-    """A join is due, at once or after a pause; ``ClassicMember.join`` sends it."""
+    """A join is due, at once or after a pause; see ``ClassicMember.handle_timer``."""
 
 
 class StopDue(GroupEvent):

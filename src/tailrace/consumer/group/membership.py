@@ -5,7 +5,7 @@ The way of a rebalance: ``GroupRequests`` turns the answer to a heartbeat into a
 ``TakeOver``, which hand over partitions. ``Assignment`` performs these in order: halt, drain, commit, callbacks,
 positions.
 
-The loop performs each effect of the state machine in a separate task, so that heartbeats are sent while the
+The loop performs each request, takeover and release in a separate task, so that heartbeats are sent while the
 coordinator holds a join, a callback runs, or a release waits for records in flight. The outcome of an effect is dropped
 if the machine no longer awaits it. There are two exceptions: the machine itself checks whether the outcome of a
 heartbeat is outdated, and the error of a takeover or release is always reported.
@@ -82,7 +82,7 @@ class AssignmentOwner(Protocol):
     """Receiver of a membership's assignments and errors.
 
     A consumer's is ``Assignment`` (``consumer.group.rebalance``), which ``Subscription`` creates with the membership;
-    the other implementation is ``GroupMember``, for groups that assign no partitions.
+    the other implementation is that of ``GroupMember``, for groups that assign no partitions.
     """
 
     async def take_over(self, effect: TakeOver) -> None:

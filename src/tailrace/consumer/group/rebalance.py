@@ -1,8 +1,8 @@
 """Rebalance of a consumer: the order in which an ``Assignment`` takes over, revokes and loses partitions.
 
 The order is guaranteed, and each of ``take_over``, ``revoke`` and ``lose`` shows the whole of one order. ``Membership``
-(``consumer.group.membership``) calls them when the state machine emits ``TakeOver`` or ``Release``. Meanwhile, another
-task sends heartbeats. A later takeover or release cancels the one in progress.
+(``consumer.group.membership``) calls ``take_over`` and ``release`` when the machine emits the effect of that name.
+Meanwhile, another task sends heartbeats. A later takeover or release cancels the one in progress.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ __all__ = ["CommitClock", "CommitNote", "CommitSnapshot", "Commits"]
 class CommitClock:
     """Schedule of automatic commits: after a time, after a number of finished records, or after whichever comes first.
 
-    Every commit, including manual commits, restarts both the time and the count.
+    Automatic commits, and manual commits that succeed, restart both the time and the count.
     """
 
     interval_s: float | None
