@@ -9,8 +9,10 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from tailrace.protocol.handshake import Capability
+if TYPE_CHECKING:
+    from tailrace.protocol.handshake import Capability
 
 __all__ = [
     "ClusterNeeds",
