@@ -15,8 +15,9 @@ from rich.table import Table
 from benchmarks.report import columns, write
 from benchmarks.topics import PARTITIONS
 from tailrace import App, Record
-from tailrace.cli.local_broker import local_broker
-from tailrace.cli.screen import Screen, count
+from tailrace.cli.kafka import local_broker
+from tailrace.cli.output import count
+from tailrace.cli.screen import Screen
 
 KEYS, SLEEP_S = 64, 0.005
 PROMISED = 0.95

@@ -16,7 +16,7 @@ from benchmarks.report import columns, write
 from benchmarks.rounds import ROOT, median_and_range, new_group, run_in_turns, run_module, select_clients, version_of
 from benchmarks.run import WARM_UP_S
 from benchmarks.single_records import BUSY_S, CLIENTS, FREE_S, RecordClient
-from tailrace.cli.local_broker import local_broker
+from tailrace.cli.kafka import local_broker
 from tailrace.cli.screen import Screen
 
 RATES = (500, 5_000)

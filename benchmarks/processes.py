@@ -21,7 +21,7 @@ from benchmarks.run import peak_memory
 from benchmarks.single_records import CLIENTS, RecordClient
 from benchmarks.topics import TopicSettings, fill
 from tailrace import TailraceError
-from tailrace.cli.local_broker import local_broker
+from tailrace.cli.kafka import local_broker
 from tailrace.cli.screen import Screen, megabytes
 from tailrace.embedded.cluster import EmbeddedCluster
 

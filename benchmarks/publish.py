@@ -15,7 +15,7 @@ from benchmarks.publishers import PUBLISHERS, WAYS
 from benchmarks.report import columns, short_rate, write
 from benchmarks.topics import PARTITIONS
 from tailrace import TailraceError
-from tailrace.cli.local_broker import local_broker
+from tailrace.cli.kafka import local_broker
 from tailrace.cli.screen import Screen
 
 SIZES = (100, 1_024)

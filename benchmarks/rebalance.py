@@ -26,7 +26,7 @@ from rich.table import Table
 
 from benchmarks.report import columns, write
 from tailrace import Consumer, Record, TopicPartition
-from tailrace.cli.local_broker import local_broker
+from tailrace.cli.kafka import local_broker
 from tailrace.cli.screen import Screen
 
 MIN_BOUND_S, QUIET_FACTOR = 0.1, 2

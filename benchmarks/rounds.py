@@ -19,7 +19,7 @@ from statistics import median
 from typing import NamedTuple, Protocol, TypeVar
 
 from tailrace import TailraceError
-from tailrace.cli.local_broker import local_broker
+from tailrace.cli.kafka import local_broker
 from tailrace.cli.screen import Screen
 from tailrace.embedded.cluster import EmbeddedCluster
 from tailrace.embedded.jars import KAFKA_VERSION

@@ -18,8 +18,9 @@ from rich.table import Table
 from benchmarks.report import columns, write
 from benchmarks.topics import PARTITIONS, TopicSettings, fill
 from tailrace import App
-from tailrace.cli.local_broker import local_broker
-from tailrace.cli.screen import Screen, count
+from tailrace.cli.kafka import local_broker
+from tailrace.cli.output import count
+from tailrace.cli.screen import Screen
 from tailrace.spark import SparkPipeline, spark_session
 from tailrace.spark.worker.rows import columns_for
 

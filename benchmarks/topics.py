@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from aiokafka import AIOKafkaProducer
 
-from tailrace.cli.screen import Screen, count, megabytes
+from tailrace.cli.output import count
+from tailrace.cli.screen import Screen, megabytes
 from tailrace.embedded.cluster import EmbeddedCluster
 
 BATCH_BYTES = 100_000

@@ -123,7 +123,7 @@ def test_a_stream_runs_until_sigterm(shop, kafka_server, tmp_path):
         (["backfill", "shop:billing", "--since", "soon"], "must be a time since 1970"),
         (["run", "shop:billing"], "--checkpoint"),
         (["handoff", "shop:billing", "--max-lag", "0"], "must be a positive integer, not '0'"),
-        (["backfill", "shop:billing", "--set", "group"], "must be NAME=VALUE, not 'group'"),
+        (["backfill", "shop:billing", "--set", "group"], "must be OPTION=VALUE, not 'group'"),
         (["backfill", "shop:billing", "nohandler"], "the app has no handler 'nohandler' - its handlers are: double"),
         (["handoff", "shop:billing", "nohandler"], "the app has no handler 'nohandler' - its handlers are: double"),
     ],
