@@ -236,8 +236,8 @@ async def test_a_rebalance_does_not_lose_delayed_records(new_app, new_topic, wit
     """When a second member takes over partitions with delayed records, each record is handled once, when it is due."""
     topic = new_topic(4)
     second_tries = SecondTries(new_app, topic, 12_000)  # leaves the second member time to join
-    for partition in range(4):
-        witness.produce(topic, (b"%d" % n for n in range(partition * 20, partition * 20 + 20)), partition=partition)
+    numbers = [b"%d" % n for n in range(80)]
+    witness.produce(topic, numbers, keys=numbers)  # by key, the retry topic has records in all its partitions
 
     async with second_tries.app_of("first"):
         await recorder.wait_for(RecordDelayed, 80)
