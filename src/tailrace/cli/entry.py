@@ -82,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     if name is None:
         return _run_without_command(arguments)
+    if "" not in sys.path:
+        sys.path.append("")  # options may name modules of the current directory, as with `python -m`
     try:
         command = cast(_Command, import_module(f"tailrace.cli.{name.replace('-', '_')}"))
         parser = _parser(f"tailrace {name}")

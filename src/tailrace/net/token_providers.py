@@ -11,7 +11,6 @@ import base64
 import contextlib
 import json
 import ssl
-import sys
 import threading
 import time
 import urllib.error
@@ -210,8 +209,6 @@ class _CachedProvider:
 
 
 def _function_provider(name: str, module_name: str, function_name: str) -> TokenProvider:
-    if "" not in sys.path:
-        sys.path.append("")  # Commands find modules in the current directory, as `python -m` does.
     try:
         module = import_module(module_name)
     except TailraceError:
