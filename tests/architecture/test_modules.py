@@ -10,15 +10,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-# The packages that users import; docs/public_api.py lists what they contain.
-PACKAGES = (
-    "tailrace",
-    "tailrace.testing",
-    "tailrace.spark",
-    "tailrace.integrations.opentelemetry",
-    "tailrace.integrations.prometheus",
-    "tailrace.integrations.endpoints",
-)
+from tests.support.docs_modules import docs_module
 
 MOST_LINES = 1000
 
@@ -72,7 +64,8 @@ def test_classes_and_the_public_surface_have_docstrings(modules):
 @cache
 def public_functions() -> set[tuple[str, str]]:
     """Return the module and the qualified name of each function and method of the public packages."""
-    values = [getattr(import_module(one), name) for one in PACKAGES for name in import_module(one).__all__]
+    packages = [import_module(one) for one in docs_module("public_api").PACKAGES]
+    values = [getattr(package, name) for package in packages for name in package.__all__]
     classes = {base for value in values if inspect.isclass(value) for base in value.__mro__}
     members = [(base, one) for base in classes for one in vars(base).values()]
     return {(one.__module__, one.__qualname__) for one in values if inspect.isfunction(one)} | {

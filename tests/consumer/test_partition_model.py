@@ -358,7 +358,7 @@ def _commit_more_than_is_finished(self: Partition, offset: int, *_: object) -> N
 FAULTS = {
     "a commit passes what is in flight": (Progress, "lowest", property(lambda self: self.delivered)),
     "a commit passes what has not started": (Lease, "lowest", property(_lowest_in_flight)),
-    "a commit passes a record in hand": (Lease, "lowest", property(_lowest_not_taken)),
+    "a commit passes the record taken last": (Lease, "lowest", property(_lowest_not_taken)),
     "delivered is ahead of fetched": (Progress, "deliver", _deliver_too_far),
     "an abandoned record counts as finished": (Progress, "abandon", _forget_the_abandoned),
     "a record that was given back counts as delivered": (Progress, "give_back", _forget_to_lower),

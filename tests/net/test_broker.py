@@ -137,12 +137,12 @@ async def test_each_member_has_its_own_connections(kafka, direct, name):
         await coordinated(broker, name)
         sockets = Sockets(kafka.node.ports.client)
         for member in ("a", "b"):
-            await broker.send(HeartbeatRequest(name, 1, "nobody"), owner=member)
+            await broker.send(HeartbeatRequest(name, 1, "unknown-member"), owner=member)
             await broker.send(JoinGroupRequest(name, 6_000, 6_000, "", "consumer", (RANGE,)), owner=member)
         assert len(sockets.now()) == 4
         broker.close_owned("a")
         await gone(sockets, 2)
-        assert await broker.send(HeartbeatRequest(name, 1, "nobody"), owner="b")
+        assert await broker.send(HeartbeatRequest(name, 1, "unknown-member"), owner="b")
         assert len(sockets.now()) == 2
 
 
@@ -161,7 +161,7 @@ async def test_every_connection_comes_from_the_local_address(kafka, direct, name
         sockets = Sockets(kafka.node.ports.client)
         await broker.connect()
         await broker.connect(Channel.OFFSETS)
-        await broker.send(HeartbeatRequest(name, 1, "nobody"), owner="a")
+        await broker.send(HeartbeatRequest(name, 1, "unknown-member"), owner="a")
         (local,) = {local_address(await broker.connection_for(MAIN))} & sockets.now()
 
         assert local[0] == "127.0.0.2"

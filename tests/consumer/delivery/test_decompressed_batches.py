@@ -41,37 +41,37 @@ def held(*batches: Batch) -> tuple[list[Partition], AssignedPartitions]:
     return added, partitions
 
 
-def everyone(_: Partition) -> bool:
+def every_partition(_: Partition) -> bool:
     return True
 
 
-def nobody(_: Partition) -> bool:
+def no_partition(_: Partition) -> bool:
     return False
 
 
 def test_batches_may_be_decompressed_below_the_limit():
     """A batch of any size may be decompressed while the others take less than the limit."""
-    assert held(Batch(60), Batch(39))[1].has_room_to_decompress(everyone)
-    assert not held(Batch(60), Batch(40))[1].has_room_to_decompress(everyone)
+    assert held(Batch(60), Batch(39))[1].has_room_to_decompress(every_partition)
+    assert not held(Batch(60), Batch(40))[1].has_room_to_decompress(every_partition)
 
 
 def test_consumed_batch_makes_room():
     """A batch makes room when it is consumed and when its partition is revoked."""
     (first, _), partitions = held(Batch(60), Batch(60))
-    assert not partitions.has_room_to_decompress(everyone)
+    assert not partitions.has_room_to_decompress(every_partition)
     first.put(Batch(0))
     first.remove_first()
-    assert partitions.has_room_to_decompress(everyone)
+    assert partitions.has_room_to_decompress(every_partition)
     (first,), partitions = held(Batch(100))
     partitions.remove([first.topic_partition])
-    assert partitions.has_room_to_decompress(everyone)
+    assert partitions.has_room_to_decompress(every_partition)
 
 
 def test_batch_after_records_that_were_put_back_is_counted():
     """A batch of which records were put back still takes its bytes."""
     (first,), partitions = held(Batch(100))
     first.put_back(Batch(0))
-    assert not partitions.has_room_to_decompress(everyone)
+    assert not partitions.has_room_to_decompress(every_partition)
 
 
 def test_unread_batches_are_compressed_again():
@@ -80,7 +80,7 @@ def test_unread_batches_are_compressed_again():
     _, partitions = held(first, second)
     assert not partitions.has_room_to_decompress(lambda partition: partition.topic_partition.partition == 1)
     assert (first.plain_bytes, second.plain_bytes) == (60, 60)
-    assert partitions.has_room_to_decompress(nobody)
+    assert partitions.has_room_to_decompress(no_partition)
     assert (first.plain_bytes, second.plain_bytes) == (0, 60)
 
 
@@ -88,7 +88,7 @@ def test_batch_with_an_error_makes_room():
     """A batch with an error makes room, as no more records are read from it."""
     broken = Batch(200, has_error=True)
     _, partitions = held(broken)
-    assert partitions.has_room_to_decompress(everyone)
+    assert partitions.has_room_to_decompress(every_partition)
     assert broken.plain_bytes == 0
 
 
@@ -96,9 +96,9 @@ def test_threads_decompress_two_batches_at_a_time():
     """At most two batches are decompressed at a time; one whose partition was revoked counts until its end."""
     under_way = Batch(0, is_decompressing=True)
     (first, _), partitions = held(under_way, Batch(0, is_decompressing=True))
-    assert not partitions.has_room_to_decompress(everyone)
+    assert not partitions.has_room_to_decompress(every_partition)
     partitions.remove([first.topic_partition])
-    assert not partitions.has_room_to_decompress(nobody)
+    assert not partitions.has_room_to_decompress(no_partition)
     under_way.is_decompressing = False
     partitions.space.decompressing -= 1
-    assert partitions.has_room_to_decompress(everyone)
+    assert partitions.has_room_to_decompress(every_partition)
