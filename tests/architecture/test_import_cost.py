@@ -25,14 +25,13 @@ def test_importing_a_name_imports_no_heavy_packages(name):
 
 
 def test_importing_consumer_imports_no_app_and_no_messages_of_other_clients():
-    """Apps, producers, tools and their messages are imported on first use."""
+    """Apps, producers, tools, their messages, and urllib for identity providers are imported on first use."""
     program = "import sys; from tailrace import Consumer; print(*sys.modules)"
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     others = ("app", "admin", "cli", "producer", "spark", "testing")
-    messages = ("configs", "group_descriptions", "produce", "topics", "transactions")
-    unwanted = {*(f"tailrace.{one}" for one in others), *(f"tailrace.protocol.{one}" for one in messages)}
+    unwanted = {f"tailrace.{one}" for one in (*others, "protocol.admin", "protocol.transactions")} | {"urllib.request"}
     assert set(done.stdout.split()) & unwanted == set()
 
 

@@ -24,7 +24,8 @@ from tailrace import Consumer
 from tailrace.config import resolve
 from tailrace.errors import AuthenticationError, BrokerConnectionError, ConfigurationError
 from tailrace.net import token_providers
-from tailrace.net.token_providers import expiry_of, token_provider
+from tailrace.net.security import token_provider
+from tailrace.net.token_providers import expiry_of
 from tailrace.testing import KafkaServer
 from tests.support.commands import COMMAND
 from tests.support.net.identity_provider import CLIENT_ID, CLIENT_SECRET, IdentityProvider, broker_settings, new_key

@@ -28,8 +28,7 @@ from tailrace.errors import (
 )
 from tailrace.installation import VERSION
 from tailrace.net.connection import Connection
-from tailrace.net.security import TlsFiles, authenticate
-from tailrace.net.token_providers import token_provider
+from tailrace.net.security import TlsFiles, authenticate, token_provider
 from tailrace.observe.events import TlsFilesRefused
 from tailrace.observe.hooks import Observer
 from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse, BrokerVersions

@@ -25,12 +25,11 @@ from tailrace.errors import (
     RequestTimedOutError,
     TailraceError,
 )
-from tailrace.net.token_providers import expired_since_s
 from tailrace.protocol.handshake import SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest
 from tailrace.protocol.message import Request
 from tailrace.values import Hidden
 
-__all__ = ["Exchange", "TlsFiles", "TokenProviderAdapter", "authenticate"]
+__all__ = ["Exchange", "TlsFiles", "TokenProviderAdapter", "authenticate", "token_provider"]
 
 _MIN_ITERATIONS, _MAX_ITERATIONS = 4_096, 1_000_000
 """Accepted iteration counts of SCRAM."""
@@ -232,6 +231,22 @@ def _check_encodable(config: ConsumerConfig) -> None:
             )
 
 
+def token_provider(config: ConsumerConfig) -> TokenProvider | None:
+    """Return the token provider of a client, which caches tokens if it is named; None if the client needs none.
+
+    Raises:
+        ConfigurationError: a package is missing, or the function that the option names does not exist.
+    """
+    provider = config.sasl_oauth_token_provider
+    if not config.security_protocol.startswith("SASL") or config.sasl_mechanism != "OAUTHBEARER":
+        return None
+    if not isinstance(provider, str):
+        return provider
+    from tailrace.net.token_providers import named_provider  # noqa: PLC0415 - imports urllib
+
+    return named_provider(str.__str__(provider), config)
+
+
 class TokenProviderAdapter:
     """Adapter from the user's token provider to aiokafka's interface.
 
@@ -279,6 +294,8 @@ class TokenProviderAdapter:
             raise ConfigurationError(
                 "sasl_oauth_token_provider did not return a str - make it an `async def` that returns the token"
             )
+        from tailrace.net.token_providers import expired_since_s  # noqa: PLC0415 - imports urllib
+
         if (expired_s := expired_since_s(token.value)) >= 0:
             raise BrokerConnectionError(
                 f"OAUTHBEARER: sasl_oauth_token_provider returned a token that expired {expired_s:.0f} s"

@@ -31,7 +31,7 @@ from tailrace.errors import AuthenticationError, BrokerConnectionError, Configur
 from tailrace.installation import install_hint
 from tailrace.values import Hidden
 
-__all__ = ["expired_since_s", "expiry_of", "named_provider", "token_provider"]
+__all__ = ["expired_since_s", "expiry_of", "named_provider"]
 
 _RENEWAL = 0.8
 """Part of a token's lifetime after which the next connection or renewal of a session requests a new token."""
@@ -48,18 +48,6 @@ class _Token(NamedTuple):
     """The token."""
     expires_at: float | None
     """End of the token's lifetime in seconds since 1970; None if it is unknown."""
-
-
-def token_provider(config: ConsumerConfig) -> TokenProvider | None:
-    """Return the token provider of a client, which caches tokens; None if the client needs none.
-
-    Raises:
-        ConfigurationError: a package is missing, or the function that the option names does not exist.
-    """
-    provider = config.sasl_oauth_token_provider
-    if not config.security_protocol.startswith("SASL") or config.sasl_mechanism != "OAUTHBEARER":
-        return None
-    return named_provider(str.__str__(provider), config) if isinstance(provider, str) else provider
 
 
 def named_provider(name: str, config: ConsumerConfig) -> TokenProvider:
