@@ -57,8 +57,8 @@ class _Clock:
 
 async def tailrace(job: PublishJob) -> tuple[float, float]:
     from tailrace.config import resolve
-    from tailrace.producer.producer import Producer
     from tailrace.producer.publisher import OutgoingRecord
+    from tailrace.producer.record_producer import RecordProducer
     from tailrace.producer.transactional_producer import TransactionalProducer
 
     config = resolve({"bootstrap_servers": job.bootstrap_servers})
@@ -71,7 +71,7 @@ async def tailrace(job: PublishJob) -> tuple[float, float]:
                     await transactions.send(OutgoingRecord(job.topic, job.value))
                 await transactions.commit()
             return clock.read()
-    async with Producer(config) as producer:
+    async with RecordProducer(config) as producer:
         await producer.publish(OutgoingRecord(job.topic, job.value))
         clock = _Clock()
         await _publish_all(job, lambda: producer.send(OutgoingRecord(job.topic, job.value)), producer.flush)

@@ -12,8 +12,8 @@ import pytest
 from tailrace import PublishError
 from tailrace.config import resolve
 from tailrace.error_codes import ErrorCode
-from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import OutgoingRecord
+from tailrace.producer.record_producer import RecordProducer
 from tailrace.protocol.metadata import MetadataRequest
 from tailrace.protocol.records import ProduceRequest
 from tailrace.testing import KafkaServer
@@ -38,12 +38,12 @@ def proxied_topic(proxied) -> str:
     return name
 
 
-def producer_of(server, **options: object) -> Producer:
+def producer_of(server, **options: object) -> RecordProducer:
     config = resolve({"bootstrap_servers": server.bootstrap_servers, **options}, {})
-    return Producer(config, max_batch_bytes=2_000)
+    return RecordProducer(config, max_batch_bytes=2_000)
 
 
-async def publish_all(producer: Producer, topic: str, count: int) -> None:
+async def publish_all(producer: RecordProducer, topic: str, count: int) -> None:
     """Publish numbers in many batches, and assert the offset of each future."""
     futures = [await producer.send(OutgoingRecord(topic, b"%d" % n + b" " * 90, partition=0)) for n in range(count)]
     assert [(await future).offset for future in futures] == list(range(count))
@@ -117,7 +117,7 @@ async def test_a_canceled_publish_delays_no_other_record(proxied, proxied_topic)
 async def test_unacknowledged_records_need_bounded_memory(proxied, proxied_topic):
     """publish() waits while ``max_buffered_bytes`` are unacknowledged, and a canceled wait publishes nothing."""
     config = resolve({"bootstrap_servers": proxied.bootstrap_servers}, {})
-    async with Producer(config, max_buffered_bytes=5_000) as producer, asyncio.timeout(30):
+    async with RecordProducer(config, max_buffered_bytes=5_000) as producer, asyncio.timeout(30):
         await producer.publish(OutgoingRecord(proxied_topic, b"0"))
         with proxied.proxy.hold_answer(ProduceRequest) as held:
             await producer.send(OutgoingRecord(proxied_topic, b"1" + b" " * 5_000))
@@ -166,7 +166,7 @@ async def test_leaders_that_move_lose_and_repeat_nothing(kafka_cluster, name):
     published: dict[int, list[tuple[int, int]]] = {partition: [] for partition in range(3)}
     is_over = False
 
-    async def publish(partition: int, producer: Producer) -> None:
+    async def publish(partition: int, producer: RecordProducer) -> None:
         number = 0
         while not is_over or number < 100:
             values = range(number, number + 20)

@@ -46,8 +46,8 @@ from tailrace.errors import BrokerConnectionError, ConsumerStateError, TailraceE
 from tailrace.observe.events import AppFailed, BrokersUnavailable, LeaveGroupTimedOut, ShutdownTimedOut
 from tailrace.observe.hooks import Hook, Observer, instrumentations_of
 from tailrace.observe.statistics import AppStatistics, Durations
-from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Publisher
+from tailrace.producer.record_producer import RecordProducer
 
 __all__ = [
     "AppRun",
@@ -637,7 +637,7 @@ def _kafka_access(
     def read(routes: Routes, **changes: object) -> ConsumerSource:
         return ConsumerSource(routes, {**options, "group_id": routes.group_id, **changes}, on_corrupt_batch)
 
-    kafka = KafkaAccess(read, lambda: Producer(config))
+    kafka = KafkaAccess(read, lambda: RecordProducer(config))
     if transactions is not None:
         check_transactions(transactions, config, runtime.options, declared.declared)
         kafka = with_transactions(kafka, read, transactions, config, observer)

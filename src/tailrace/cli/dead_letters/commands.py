@@ -47,8 +47,8 @@ from tailrace.error_codes import ErrorCode
 from tailrace.errors import ConfigurationError, PublishError, UnknownTopicError
 from tailrace.net.cluster import Cluster
 from tailrace.observe.log_format import escaped
-from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Published
+from tailrace.producer.record_producer import RecordProducer
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["DeadLetterReader", "Invocation"]
@@ -250,7 +250,7 @@ class Invocation:
         self._print_plan(plan, partitions, reader.marks, to_origin=dead_topic.origin is not None)
         if self._arguments.execute and plan.replays:
             await create_topics(cluster, plan.topics_to_create)
-            async with Producer(config) as producer, replay_run(producer, self._topic) as replay:
+            async with RecordProducer(config) as producer, replay_run(producer, self._topic) as replay:
                 async for _ in reader.read():
                     pass  # Only the marks matter: the selection was printed.
                 if (other := reader.marks.other_run(replay.id)) is not None:

@@ -33,8 +33,8 @@ from tailrace.context_managers import asynccontextmanager
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerError, ConfigurationError, PublishError, PublishTooLargeError, broker_error
 from tailrace.net.cluster import Cluster
-from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import OutgoingRecord, Published
+from tailrace.producer.record_producer import RecordProducer
 from tailrace.records import Record
 
 __all__ = [
@@ -375,7 +375,7 @@ class ReplayRun:
         dead_topic: dead-letter topic.
     """
 
-    def __init__(self, producer: Producer, dead_topic: str) -> None:
+    def __init__(self, producer: RecordProducer, dead_topic: str) -> None:
         self.id = uuid.uuid4().hex
         self._producer, self._dead_topic = producer, dead_topic
         self._client = f"{socket.gethostname()}, process {os.getpid()}"
@@ -502,7 +502,7 @@ class ReplayRun:
 
 
 @asynccontextmanager
-async def replay_run(producer: Producer, dead_topic: str) -> AsyncIterator[ReplayRun]:
+async def replay_run(producer: RecordProducer, dead_topic: str) -> AsyncIterator[ReplayRun]:
     """Mark the start of a replay, and its end when the context ends.
 
     Raises:

@@ -37,7 +37,7 @@ from tailrace.config import ConsumerOptions, resolve
 from tailrace.consumer.consumer import Consumer
 from tailrace.errors import ConfigurationError, ConsumerTimeoutError, TailraceError
 from tailrace.net.cluster import Cluster
-from tailrace.producer.producer import Producer
+from tailrace.producer.record_producer import RecordProducer
 from tailrace.records import TopicPartition
 from tailrace.signals import run
 from tailrace.spark.session import MEGABYTES
@@ -232,7 +232,7 @@ class Demo:
         screen.line("share", _shares(counts))
 
     async def _publish(self) -> None:
-        async with Producer(self._config, max_batch_bytes=524_288) as producer:
+        async with RecordProducer(self._config, max_batch_bytes=524_288) as producer:
             await self._publisher.run(producer)
 
     async def _committed(self, cluster: Cluster) -> dict[int, int]:
@@ -280,7 +280,7 @@ class _FlightPublisher:
         """Number of published records, acknowledged or not."""
         return sum(self.produced)
 
-    async def run(self, producer: Producer) -> None:
+    async def run(self, producer: RecordProducer) -> None:
         """Publish all flights and wait for their acknowledgments.
 
         Raises:

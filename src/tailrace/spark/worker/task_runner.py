@@ -40,8 +40,8 @@ from tailrace.core.offset_map import OffsetMap
 from tailrace.core.progress import Lease
 from tailrace.errors import BrokerConnectionError, DeadLetterError, HandlerFailedError, TailraceError
 from tailrace.observe.hooks import Hook
-from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import Publisher
+from tailrace.producer.record_producer import RecordProducer
 from tailrace.records import Record, TopicPartition
 from tailrace.spark.loop_thread import LoopThread
 from tailrace.spark.worker.rows import arrow_of, columns_of, rows_of, slices_of
@@ -313,7 +313,7 @@ class AppRunner:
         return self._source
 
     def _open_producer(self) -> AbstractAsyncContextManager[Publisher]:
-        return Producer(resolve(self._app.options))
+        return RecordProducer(resolve(self._app.options))
 
     def _adapt_plan(self, plan: Plan) -> Plan:
         """Return the plan of the handlers to run, with the options that a task needs."""

@@ -1,4 +1,4 @@
-"""Producer with a real broker: acknowledged records are written once, and each publish() returns or raises."""
+"""RecordProducer with a real broker: acknowledged records are written once, and each publish() returns or raises."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tailrace import (
     TopicPartition,
 )
 from tailrace.config import resolve
-from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import OutgoingRecord, Published
+from tailrace.producer.record_producer import RecordProducer
 from tailrace.producer.transaction_machine import ProducerState
 from tailrace.producer.transactional_producer import TransactionalProducer
 from tailrace.testing import KafkaServer
@@ -35,8 +35,8 @@ def topic(kafka_server) -> str:
 
 @pytest.fixture
 def new_producer(kafka_server):
-    def make(**options: object) -> Producer:
-        return Producer(resolve({"bootstrap_servers": kafka_server.bootstrap_servers, **options}, {}))
+    def make(**options: object) -> RecordProducer:
+        return RecordProducer(resolve({"bootstrap_servers": kafka_server.bootstrap_servers, **options}, {}))
 
     return make
 
@@ -224,11 +224,11 @@ async def test_flush_raises_if_records_of_publish_many_were_refused(kafka_server
 
 
 async def test_a_producer_accepts_the_security_options_of_a_consumer():
-    """TLS and SASL options are those of a consumer, in Producer and TransactionalProducer."""
+    """TLS and SASL options are those of a consumer, in RecordProducer and TransactionalProducer."""
     with KafkaServer(security="SCRAM-SHA-512", tls=True) as server:
         server.create_topic("t")
         config = resolve(server.client_options, {})
-        async with Producer(config) as producer:
+        async with RecordProducer(config) as producer:
             assert await producer.publish(OutgoingRecord("t", b"x")) == Published(TopicPartition("t", 0), 0)
         async with TransactionalProducer(config, transactional_id="x") as transactional:
             await transactional.begin()
@@ -237,7 +237,7 @@ async def test_a_producer_accepts_the_security_options_of_a_consumer():
             assert transactional.state is ProducerState.READY
         stranger = resolve({**server.client_options, "sasl_plain_password": "another"}, {})
         with pytest.raises(AuthenticationError, match="check user name, password"):
-            await Producer(stranger).start()
+            await RecordProducer(stranger).start()
 
 
 class Tokens:
@@ -269,10 +269,10 @@ async def test_a_failed_token_provider_is_called_again():
 
         tokens.fails = 1_000
         with pytest.raises(BrokerConnectionError, match="sasl_oauth_token_provider raised OSError"):
-            await Producer(resolve({**options, "start_timeout_ms": 2_000}, {})).start()
+            await RecordProducer(resolve({**options, "start_timeout_ms": 2_000}, {})).start()
         tokens.fails = 1
 
-        async with Producer(resolve(options, {})) as producer, asyncio.timeout(30):
+        async with RecordProducer(resolve(options, {})) as producer, asyncio.timeout(30):
 
             async def publish_until(is_over: Callable[[], bool]) -> None:
                 while not is_over():
@@ -288,9 +288,9 @@ async def test_a_failed_token_provider_is_called_again():
 async def test_start_without_a_broker_raises_in_time():
     """start() raises BrokerConnectionError with the address, or ConfigurationError without bootstrap_servers."""
     with pytest.raises(BrokerConnectionError, match=r"127\.0\.0\.1:1"):
-        await Producer(resolve({"bootstrap_servers": "127.0.0.1:1", "start_timeout_ms": 200}, {})).start()
+        await RecordProducer(resolve({"bootstrap_servers": "127.0.0.1:1", "start_timeout_ms": 200}, {})).start()
     with pytest.raises(ConfigurationError, match="bootstrap_servers is missing"):
-        await Producer(resolve({}, {})).start()
+        await RecordProducer(resolve({}, {})).start()
 
 
 async def test_calls_to_a_frozen_broker_end_at_their_timeouts():
@@ -298,7 +298,7 @@ async def test_calls_to_a_frozen_broker_end_at_their_timeouts():
     with KafkaServer() as server:
         server.create_topic("t")
         options = {"default_api_timeout_ms": 2_500, "stop_timeout_ms": 1_000, "request_timeout_ms": 60_000}
-        producer = Producer(resolve({**server.client_options, **options}, {}))
+        producer = RecordProducer(resolve({**server.client_options, **options}, {}))
         before = asyncio.all_tasks()
         await producer.start()
         await producer.publish(OutgoingRecord("t", b"x"))

@@ -1,4 +1,4 @@
-"""Idempotent producer."""
+"""Idempotent producer of encoded records."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tailrace.producer.sender import RecordSender
 from tailrace.protocol.transactions import PUBLISHING
 from tailrace.values import robust_repr
 
-__all__ = ["Producer"]
+__all__ = ["RecordProducer"]
 
 _AFTER_ERROR_S = 5
 """Maximum time in seconds to deliver the remaining records after the ``async with`` body has failed."""
 
 
-class Producer:
-    """Publishes records until the end of an ``async with``.
+class RecordProducer:
+    """Publishes encoded records until the end of an ``async with``.
 
     The producer is idempotent: a record is stored once, even if its request is repeated, and the records of a partition
     are stored in the order of the calls. The end of the ``async with`` waits until all records are acknowledged, for at
@@ -77,7 +77,7 @@ class Producer:
     @robust_repr
     def __repr__(self) -> str:
         state = "not started" if self._running is None else repr(self._running.sender)
-        return f"<Producer {','.join(self._config.bootstrap_servers)} {state}>"
+        return f"<RecordProducer {','.join(self._config.bootstrap_servers)} {state}>"
 
     # ---- life --------------------------------------------------------------------------------------------------
 
