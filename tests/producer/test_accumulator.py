@@ -77,6 +77,42 @@ def test_the_first_batch_of_an_epoch_goes_alone():
     assert numbers(bench.take()) == [(0, 2, 2)]
 
 
+def test_without_a_producer_id_one_batch_of_a_partition_is_in_flight():
+    """Without idempotence, batches have no sequence numbers, and go one after the other, also when sent again."""
+    bench = Bench()
+    bench.accumulator.producer = ProducerId()
+    bench = bench.confirmed()
+    bench.append(1, 2, 3, 4)
+
+    (first,) = bench.take()
+    assert (first.producer, first.sequence) == (ProducerId(), -1)
+    assert bench.take() == []
+    bench.accumulator.handle_no_answer(first, "lost", bench.now, was_sent=True)
+    bench.now += 10
+    assert bench.take() == [first]
+    assert bench.take() == []
+    assert bench.answer(first, offset=1) == [DeliveredBatch(first, 1)]
+    (second,) = bench.take()
+    assert (second.tickets, second.sequence) == ([3, 4], -1)
+
+
+def test_without_a_producer_id_a_refused_batch_is_split():
+    """Without idempotence, too, a batch that is too large is halved, and the halves keep their place."""
+    bench = Bench(limit=4)
+    bench.accumulator.producer = ProducerId()
+    bench.append(1, 2, 3, 4, 5)
+
+    (batch,) = bench.take()
+    bench.answer(batch, ErrorCode.MESSAGE_TOO_LARGE)
+    sent = []
+    while taken := bench.take():
+        (part,) = taken
+        sent.append(part.tickets)
+        bench.answer(part)
+
+    assert sent == [[1, 2], [3, 4], [5]]
+
+
 def test_five_batches_of_a_partition_are_in_flight_at_most():
     """At most five batches of a partition are in flight, as a broker remembers five."""
     bench = Bench(requests=10).confirmed()

@@ -81,7 +81,8 @@ class PendingBatch:
         opened_at: time at which the first record was appended.
         deadline: time at which the batch fails if it is not stored before.
         producer: producer id and epoch with which the batch was last sent.
-        sequence: sequence number of the first record; -1 if the batch was not sent in the partition's current epoch.
+        sequence: sequence number of the first record; -1 if the batch was not sent in the partition's current epoch, or
+            is sent without idempotence.
         is_uncertain: True if the broker may have stored the batch in an attempt whose result is unknown.
         has_failed: True if the records have failed while the batch was in flight.
     """
@@ -121,7 +122,10 @@ class PendingBatch:
 
     @property
     def was_sent(self) -> bool:
-        """True if the batch was sent in the current epoch of its partition, so that it has a sequence number."""
+        """True if the batch was sent in the current epoch of its partition, so that it has a sequence number.
+
+        Always False without idempotence.
+        """
         return self.sequence >= 0
 
     def split(self, *groups: Sequence[int]) -> list[PendingBatch]:
@@ -273,13 +277,16 @@ class BatchAnswer(NamedTuple):
 class RecordAccumulator:
     """Undelivered records of all partitions.
 
+    Without a producer id, batches have no sequence numbers: a batch that is sent again may be stored twice. Their order
+    is kept, because one batch of a partition is in flight at a time.
+
     Args:
         settings: limits.
         new_content: returns an empty batch.
         chance: returns a number in [0, 1) for jitter.
 
     Attributes:
-        producer: newest producer id.
+        producer: newest producer id; ``ProducerId()`` without idempotence.
         buffered_bytes: size of the undelivered records.
         is_flushing: True while batches are sent without waiting for more records.
         needs_leaders: True if the leader of a partition has to be looked up; reset by the caller.
@@ -365,7 +372,7 @@ class RecordAccumulator:
             self._forget_at = now + _FORGOTTEN_AFTER_S
             self._forget_idle(now - _FORGOTTEN_AFTER_S)
         first = self.producer
-        if first.id == self._forgotten.id:
+        if first.id >= 0 and first.id == self._forgotten.id:
             first = ProducerId(first.id, max(first.epoch, self._forgotten.epoch + 1))
         queue = self._queues[partition] = PartitionQueue(partition, first)
         return queue
@@ -598,7 +605,7 @@ class PartitionQueue:
         open_batch: batch to which records are appended; None if there is none.
         waiting: closed batches that are not in flight, in order.
         in_flight: batches that were sent and not answered.
-        producer: current producer id and epoch of the partition.
+        producer: current producer id and epoch of the partition; ``ProducerId()`` without idempotence.
         needs_new_epoch: True if the remaining batches need a new epoch, for example because the sequence numbers
             have a gap.
         needs_producer_id: True if a new epoch is needed, but the epoch of the producer id cannot be raised any more.
@@ -625,6 +632,11 @@ class PartitionQueue:
     def is_empty(self) -> bool:
         """True if no batch is in flight, waiting or open."""
         return not (self.in_flight or self.waiting or self.open_batch)
+
+    @property
+    def is_idempotent(self) -> bool:
+        """True if batches have sequence numbers, by which the broker recognizes a batch that is sent again."""
+        return self.producer.id >= 0
 
     def batches(self) -> Iterator[PendingBatch]:
         """Yield all batches: in flight, waiting, and open."""
@@ -657,7 +669,7 @@ class PartitionQueue:
         """
         in_flight, waiting = self.in_flight, self.waiting
         # A broker that does not know the epoch accepts any sequence number, so it could store a later batch first.
-        # Until the broker certainly knows the epoch, only one batch is in flight.
+        # Until the broker certainly knows the epoch, and always without idempotence, only one batch is in flight.
         if now < self.retry_at or len(in_flight) >= (MAX_IN_FLIGHT if now < self._epoch_known_until else 1):
             return None
         if (
@@ -675,7 +687,7 @@ class PartitionQueue:
             batch, self.open_batch = self.open_batch, None
         else:
             return None
-        if not batch.was_sent:
+        if self.is_idempotent and not batch.was_sent:
             batch.producer, batch.sequence = self.producer, self._sequence
             self._sequence = (self._sequence + len(batch.tickets)) & _LAST_SEQUENCE
         in_flight.append(batch)
@@ -690,8 +702,11 @@ class PartitionQueue:
         return None if self.open_batch is None else max(self.retry_at, self.open_batch.opened_at + linger_s)
 
     def _begin_new_epoch(self, latest: ProducerId) -> bool:
-        """Change to a new epoch, with sequence numbers from zero; return False if there is no further epoch."""
-        if self.producer.id != latest.id:
+        """Change to a new epoch, with sequence numbers from zero; return False if there is no further epoch.
+
+        Without idempotence, there are no epochs, and the remaining batches are sent as they are.
+        """
+        if self.producer.id != latest.id or not self.is_idempotent:
             self.producer = latest
         elif self.producer.epoch < _LAST_EPOCH:
             self.producer = ProducerId(self.producer.id, self.producer.epoch + 1)
@@ -710,7 +725,8 @@ class PartitionQueue:
     def remove_stored(self, batch: PendingBatch, now: float) -> None:
         """Remove a batch that the broker has stored."""
         self.in_flight.remove(batch)
-        self._epoch_known_until = now + _EPOCH_KNOWN_FOR_S
+        if self.is_idempotent:
+            self._epoch_known_until = now + _EPOCH_KNOWN_FOR_S
         self.failures, self.retry_at = 0, 0.0
 
     def send_again(self, batch: PendingBatch) -> None:
