@@ -23,20 +23,22 @@ from tailrace.app.handlers import Handler
 from tailrace.app.options import AppConfig
 from tailrace.app.policies import Batch, Retry
 from tailrace.app.transactions.kafka_access import TransactionOptions
-from tailrace.config import ConsumerConfig
+from tailrace.config import ConsumerConfig, ProducerConfig
 from tailrace.config.resolution import NAMES_BY_CLIENT
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "options.md"
 CONSUMER_OPTIONS = ROOT / "src/tailrace/config/consumer_options.py"
+PRODUCER_OPTIONS = ROOT / "src/tailrace/config/producer_options.py"
 APP_OPTIONS = ROOT / "src/tailrace/app/options.py"
 WIDTH = 120
 
 OPENING = """\
 # Options
 
-Options of `Consumer`, `App` and handlers. Commands take the options of `Consumer`. [Connect](howto/connect.md) shows
-how to set options by arguments, environment variables and the command line. Times are in milliseconds, sizes in bytes.
+Options of `Consumer`, `Producer`, `App` and handlers. Commands take the options of `Consumer`.
+[Connect](howto/connect.md) shows how to set options by arguments, environment variables and the command line. Times are
+in milliseconds, sizes in bytes.
 
 The last column has the option's name in Java, librdkafka and aiokafka, if it differs from the name here by more than
 dots in place of underscores.
@@ -46,6 +48,10 @@ dots in place of underscores.
 - *classic*: the option applies to `group_protocol="classic"`; setting it with `"consumer"` raises an error.
 """
 
+
+OF_PRODUCERS = """\
+A producer takes these options, and those of `Consumer` for connections, security, timeouts and retries, except
+`client_rack` and `default_api_timeout_ms`; and `hooks`."""
 
 WORDS = {
     int: "integer",
@@ -213,7 +219,13 @@ def table(options: list[Option]) -> str:
 
 def consumer_options() -> list[Option]:
     """Return the options of a consumer."""
-    return list(options_of(CONSUMER_OPTIONS, "ConsumerOptions", rows_of(ConsumerConfig)))
+    rows = rows_of(ConsumerConfig)
+    return [one for kind in ("ClientOptions", "ConsumerOptions") for one in options_of(CONSUMER_OPTIONS, kind, rows)]
+
+
+def producer_options() -> list[Option]:
+    """Return the options that only a producer has."""
+    return list(options_of(PRODUCER_OPTIONS, "ProducerOptions", rows_of(ProducerConfig)))
 
 
 def app_options() -> list[Option]:
@@ -232,6 +244,7 @@ def page() -> str:
     sections = list(dict.fromkeys(one.section for one in consumer))
     parts = [OPENING, "## Consumer\n"]
     parts += [f"### {name.capitalize()}\n\n{table([o for o in consumer if o.section == name])}\n" for name in sections]
+    parts += [f"## Producer\n\n{OF_PRODUCERS}\n\n{table(producer_options())}\n"]
     parts += [f"## App\n\nAn app takes these options, and all options of `Consumer`.\n\n{table(app_options())}\n"]
     parts += [f"## Handlers\n\nOptions of `@app.handler` and `@app.batch_handler`.\n\n{table(handler_options())}\n"]
     return "\n".join(parts)
@@ -246,7 +259,15 @@ OWN = "Options of the app; see ``tailrace.AppOptions`` and docs/options.md:"
 OF_HANDLERS = "Options; see ``tailrace.HandlerOptions`` and docs/options.md:"
 
 GENERATED: list[tuple[Path, Callable[[], str]]] = [
-    (CONSUMER_OPTIONS, lambda: with_facts(CONSUMER_OPTIONS, ("ConsumerOptions", rows_of(ConsumerConfig)))),
+    (
+        CONSUMER_OPTIONS,
+        lambda: with_facts(
+            CONSUMER_OPTIONS,
+            ("ClientOptions", rows_of(ConsumerConfig)),
+            ("ConsumerOptions", rows_of(ConsumerConfig)),
+        ),
+    ),
+    (PRODUCER_OPTIONS, lambda: with_facts(PRODUCER_OPTIONS, ("ProducerOptions", rows_of(ProducerConfig)))),
     (
         APP_OPTIONS,
         lambda: with_facts(

@@ -20,7 +20,7 @@ def test_a_producers_option_is_not_mistaken_for_another(name, place):
     """An option of producers is named as such, and no option of similar name is suggested."""
     if place == "handler" and "." in name:
         return
-    with pytest.raises(ConfigurationError, match="an option of producers - leave it out") as raised:
+    with pytest.raises(ConfigurationError, match="an option of producers - pass it to Producer") as raised:
         pass_option(place, name)
 
     assert "did you mean" not in str(raised.value)

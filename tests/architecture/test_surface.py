@@ -20,7 +20,7 @@ from tailrace import errors
 from tailrace.app.handlers import Handler
 from tailrace.app.options import AppConfig, AppOptions, HandlerOptions
 from tailrace.app.transactions.kafka_access import TransactionOptions
-from tailrace.config import ConsumerConfig, ConsumerOptions
+from tailrace.config import ConsumerConfig, ConsumerOptions, ProducerConfig, ProducerOptions
 from tailrace.records import TopicPartition
 
 # Names used by documentation, examples and tests, by the package they are imported from.
@@ -106,6 +106,12 @@ def test_types_of_options_match(name):
     assert loosened <= takes
 
 
+def test_producer_options_equal_producer_config():
+    """Producer and ProducerConfig have the same options in the same order."""
+    assert list(ProducerOptions.__annotations__) == [field.name for field in dataclasses.fields(ProducerConfig)]
+    assert not ProducerOptions.__required_keys__
+
+
 def members(hint: object) -> set[object]:
     return set(typing.get_args(hint)) if typing.get_origin(hint) in {typing.Union, types.UnionType} else {hint}
 
@@ -120,7 +126,11 @@ def is_open_tuple(hint: object) -> bool:
     return typing.get_origin(hint) is tuple and typing.get_args(hint)[1:] == (Ellipsis,)
 
 
-@pytest.mark.parametrize("option", dataclasses.fields(ConsumerConfig), ids=lambda option: option.name)
+@pytest.mark.parametrize(
+    "option",
+    {one.name: one for kind in (ConsumerConfig, ProducerConfig) for one in dataclasses.fields(kind)}.values(),
+    ids=lambda option: option.name,
+)
 def test_every_option_has_a_default_and_a_unit(option):
     """Each option has a default; times are milliseconds, and their names end in _ms."""
     assert option.default is not dataclasses.MISSING

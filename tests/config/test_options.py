@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import ConfigurationError, Consumer
-from tailrace.config import ConsumerConfig, check_names, resolve, split_address
-from tailrace.config.resolution import OTHER_SPELLINGS
+from tailrace.config import ConsumerConfig, ProducerConfig, check_names, resolve, resolve_producer, split_address
+from tailrace.config.resolution import OTHER_SPELLINGS, PRODUCER_SPELLINGS
 
 OPTIONS = {option.name: option for option in dataclasses.fields(ConsumerConfig)}
 HINTS = typing.get_type_hints(ConsumerConfig)
@@ -272,6 +272,50 @@ def test_an_option_of_another_client_is_translated(old, ours):
         resolve({old: 1}, {})
     with pytest.raises(ConfigurationError, match=f"it is called '{ours}' here"):
         check_names({old.replace("_", "."): 1})
+
+
+@pytest.mark.parametrize(("old", "ours"), PRODUCER_SPELLINGS.items())
+def test_a_producers_option_of_another_client_is_translated(old, ours):
+    """An option of a producer under the name of another client raises an error with tailrace's name."""
+    for spelling in (old, old.replace("_", ".")):
+        with pytest.raises(ConfigurationError, match=f"no option '{spelling}' - it is called '{ours}' here"):
+            resolve_producer({spelling: 1}, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"retries": 5}, "no option 'retries' - use delivery_timeout_ms"),
+        ({"max_in_flight_requests_per_connection": 1}, "leave it out: up to five batches of a partition are in flight"),
+        ({"group_id": "billing"}, "'group_id' is an option of consumers"),
+        ({"linger": 5}, "no option 'linger' - did you mean 'linger_ms'"),
+        ({"acks": 2}, "acks must be 'all', 1 or 0, not 2"),
+        ({"acks": 1, "enable_idempotence": True}, "enable_idempotence=True needs acks='all', not 1"),
+        ({"acks": 0, "transactional_id": "one"}, "transactional_id='one' needs acks='all', not 0"),
+        ({"transactional_id": "one", "enable_idempotence": False}, "transactional_id needs idempotence"),
+        ({"transactional_id": ""}, "transactional_id must not be empty"),
+        ({"compression_type": "brotli"}, "one of 'none', 'gzip', 'snappy', 'lz4', 'zstd', not 'brotli'"),
+        ({"compression_level": 3}, "compression_level=3 needs compression_type 'gzip', 'lz4' or 'zstd', not 'none'"),
+        ({"compression_type": "gzip", "compression_level": 12}, "must be 1 to 9 with compression_type='gzip', not 12"),
+        ({"linger_ms": 500, "delivery_timeout_ms": 500}, "linger_ms=500 must be less than delivery_timeout_ms=500"),
+        ({"partitioner": "random"}, "partitioner must be 'murmur2', 'consistent_random', 'sticky', or a function"),
+        ({"value_serializer": "json"}, "value_serializer must be a plain function that returns bytes"),
+    ],
+)
+def test_a_producers_wrong_options_are_refused(options, words):
+    """A wrong or contradictory option of a producer raises an error that says what is right."""
+    with pytest.raises(ConfigurationError, match=words):
+        resolve_producer(options, {})
+
+
+def test_a_producers_options_have_several_spellings_of_one_value():
+    """acks=-1 is "all", compression_type=None is "none", and variables set the options as those of a consumer."""
+    found = resolve_producer({"acks": -1, "compression_type": None}, {"TAILRACE_LINGER_MS": "5"})
+
+    assert (found.acks, found.compression_type, found.linger_ms) == ("all", "none", 5)
+    assert resolve_producer({}, {"TAILRACE_ACKS": "0"}).acks == 0
+    assert resolve_producer({}, {}) == ProducerConfig()
+    assert resolve({}, {"TAILRACE_LINGER_MS": "5"}) == ConsumerConfig()
 
 
 @pytest.mark.parametrize("name", OPTIONS)

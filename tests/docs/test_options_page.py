@@ -12,7 +12,8 @@ from tests.support.docs_modules import DOCS, docs_module
 
 options = docs_module("options")
 
-CONSUMER, APP, HANDLER = options.consumer_options(), options.app_options(), options.handler_options()
+CONSUMER, PRODUCER = options.consumer_options(), options.producer_options()
+APP, HANDLER = options.app_options(), options.handler_options()
 
 
 @pytest.mark.parametrize(("path", "generated"), options.GENERATED, ids=lambda one: getattr(one, "name", ""))
@@ -33,7 +34,7 @@ def test_help_lists_every_option(documented, listed):
     assert re.findall(r"^[ |]+(\w+)=\S", text, re.MULTILINE)[: len(listed)] == [one.name for one in listed]
 
 
-@pytest.mark.parametrize("option", [*CONSUMER, *APP, *HANDLER], ids=lambda one: one.name)
+@pytest.mark.parametrize("option", [*CONSUMER, *PRODUCER, *APP, *HANDLER], ids=lambda one: one.name)
 def test_every_option_is_documented(option):
     """Each option has a sentence that fits into its line of the help text."""
     assert re.fullmatch(r"\S.{15,}\.", option.text[0]), option.text[0]
@@ -50,4 +51,4 @@ def test_options_are_grouped():
         if name:
             declared.append((name, section))
 
-    assert declared == [(one.name, one.section) for one in CONSUMER]
+    assert declared == [(one.name, one.section) for one in [*CONSUMER, *PRODUCER]]

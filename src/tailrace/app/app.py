@@ -79,7 +79,6 @@ class App(Handlers):
     Options, by default from ``TAILRACE_...`` variables; see ``tailrace.ConsumerOptions`` and docs/options.md:
         bootstrap_servers=(): Addresses of brokers for the first connection, as host:port.
         client_id="tailrace": Name of this client in the brokers' logs, metrics and quotas.
-        client_rack="": Rack of this client; brokers may name a replica in this rack to fetch from (KIP-392).
         metadata_max_age_ms=300_000: Maximum age in milliseconds of cluster metadata before it is refreshed.
         connections_max_idle_ms=540_000: Idle time in milliseconds after which the next request opens a new connection.
         local_addr=None: Local address and port of connections; with port 0, the system chooses the port.
@@ -112,6 +111,16 @@ class App(Handlers):
         ssl_password=None: Password of the private key.
         ssl_check_hostname=True: Check that the certificate of a broker contains the broker's host name.
         ssl_context=None: TLS context to use instead of the ssl_* files.
+        start_timeout_ms=20_000: Maximum time in milliseconds for which start() tries to reach the cluster.
+        stop_timeout_ms=20_000: Maximum duration in milliseconds of stop(), even if no broker answers.
+        request_timeout_ms=40_000: Maximum time in milliseconds to wait for the response to a request.
+        socket_connection_setup_timeout_ms=10_000: Maximum time in milliseconds to open a connection to an address.
+        reconnect_backoff_ms=50: Time in milliseconds before the first reconnect to a broker.
+        reconnect_backoff_max_ms=1_000: Maximum time in milliseconds between reconnects.
+        retry_backoff_ms=100: Time in milliseconds before the first retry of a request (KIP-580).
+        retry_backoff_max_ms=1_000: Maximum time in milliseconds between retries of a request.
+        hooks=(): Objects whose on_event(event) is called with every event.
+        client_rack="": Rack of this client; brokers may name a replica in this rack to fetch from (KIP-392).
         group_id=None: Consumer group to join; None reads without a group.
         group_instance_id=None: Name of a static member, which keeps its partitions through a restart (KIP-345).
         group_protocol="classic": Group protocol: "classic", or "consumer" (KIP-848, Kafka 4.0 and newer).
@@ -155,16 +164,7 @@ class App(Handlers):
         on_deserialize_error="raise": Action if a record cannot be decoded: "raise" an error, or "skip" the record.
         consumer_timeout_ms=None: Time in milliseconds to wait for a record; None for no limit.
         when_timed_out="raise": Action of async for after consumer_timeout_ms: "raise" an error, or "stop".
-        start_timeout_ms=20_000: Maximum time in milliseconds for which start() tries to reach the cluster.
-        stop_timeout_ms=20_000: Maximum duration in milliseconds of stop(), even if no broker answers.
         default_api_timeout_ms=60_000: Maximum duration in milliseconds of a call such as commit(), retries included.
-        request_timeout_ms=40_000: Maximum time in milliseconds to wait for the response to a request.
-        socket_connection_setup_timeout_ms=10_000: Maximum time in milliseconds to open a connection to an address.
-        reconnect_backoff_ms=50: Time in milliseconds before the first reconnect to a broker.
-        reconnect_backoff_max_ms=1_000: Maximum time in milliseconds between reconnects.
-        retry_backoff_ms=100: Time in milliseconds before the first retry of a request (KIP-580).
-        retry_backoff_max_ms=1_000: Maximum time in milliseconds between retries of a request.
-        hooks=(): Objects whose on_event(event) is called with every event.
         metric_group_prefix="consumer": Prefix of the names of metric groups in the result of metrics().
 
     Raises:

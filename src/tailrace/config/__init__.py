@@ -1,21 +1,24 @@
-"""Options of a consumer.
+"""Options of consumers and producers.
 
-The module ``options`` declares the options, ``consumer_options`` documents them, ``resolution`` determines their values
-from arguments and environment variables, and checks them.
+The module ``options`` declares the options, ``consumer_options`` and ``producer_options`` document them, and
+``resolution`` determines their values from arguments and environment variables, and checks them.
 """
 
 from __future__ import annotations
 
-from tailrace.config.consumer_options import ConsumerOptions
+from tailrace.config.consumer_options import ClientOptions, ConsumerOptions
 from tailrace.config.options import (
     ASSIGNMENT_STRATEGIES,
+    ClientConfig,
     ConsumerConfig,
     OffsetReset,
     PostRebalanceCallback,
+    ProducerConfig,
     RebalanceListener,
     SecurityProtocol,
     TokenProvider,
 )
+from tailrace.config.producer_options import KeyT_contra, ProducerOptions, ValueT_contra
 from tailrace.config.resolution import (
     check_names,
     check_positive,
@@ -23,25 +26,33 @@ from tailrace.config.resolution import (
     parse_option,
     refuse_inline_pem,
     resolve,
+    resolve_producer,
     split_address,
     with_changes,
 )
 
 __all__ = [
     "ASSIGNMENT_STRATEGIES",
+    "ClientConfig",
+    "ClientOptions",
     "ConsumerConfig",
     "ConsumerOptions",
+    "KeyT_contra",
     "OffsetReset",
     "PostRebalanceCallback",
+    "ProducerConfig",
+    "ProducerOptions",
     "RebalanceListener",
     "SecurityProtocol",
     "TokenProvider",
+    "ValueT_contra",
     "check_names",
     "check_positive",
     "hide_secrets",
     "parse_option",
     "refuse_inline_pem",
     "resolve",
+    "resolve_producer",
     "split_address",
     "with_changes",
 ]

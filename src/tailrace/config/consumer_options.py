@@ -34,14 +34,11 @@ from tailrace.config.options import (
 )
 from tailrace.records import KeyT_co, ValueT_co
 
-__all__ = ["ConsumerOptions"]
+__all__ = ["ClientOptions", "ConsumerOptions"]
 
 
-class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
-    """Options of a consumer, for ``**options: Unpack[ConsumerOptions]``.
-
-    ``ConsumerOptions[str, Order]`` has deserializers that return ``str`` and ``Order``.
-    """
+class ClientOptions(TypedDict, total=False):
+    """Options that consumers and producers have in common."""
 
     # ---- connection
     bootstrap_servers: str | Sequence[str]
@@ -56,11 +53,6 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     """Name of this client in the brokers' logs, metrics and quotas.
 
     Default: "tailrace".
-    """
-    client_rack: str
-    """Rack of this client; brokers may name a replica in this rack to fetch from (KIP-392).
-
-    Default: "".
     """
     metadata_max_age_ms: int
     """Maximum age in milliseconds of cluster metadata before it is refreshed.
@@ -243,6 +235,69 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     """TLS context to use instead of the ``ssl_*`` files.
 
     Default: None. Not from the environment.
+    """
+
+    # ---- timeouts and retries
+    start_timeout_ms: int
+    """Maximum time in milliseconds for which ``start()`` tries to reach the cluster.
+
+    Default: 20_000. Minimum: 1.
+    """
+    stop_timeout_ms: int
+    """Maximum duration in milliseconds of ``stop()``, even if no broker answers.
+
+    Default: 20_000. Minimum: 1.
+    """
+    request_timeout_ms: int
+    """Maximum time in milliseconds to wait for the response to a request.
+
+    Default: 40_000. Minimum: 1. librdkafka: socket.timeout.ms.
+    """
+    socket_connection_setup_timeout_ms: int
+    """Maximum time in milliseconds to open a connection to an address.
+
+    Default: 10_000. Minimum: 1.
+    """
+    reconnect_backoff_ms: int
+    """Time in milliseconds before the first reconnect to a broker.
+
+    Default: 50. Minimum: 1.
+    """
+    reconnect_backoff_max_ms: int
+    """Maximum time in milliseconds between reconnects.
+
+    Default: 1_000. Minimum: 1.
+    """
+    retry_backoff_ms: int
+    """Time in milliseconds before the first retry of a request (KIP-580).
+
+    Default: 100. Minimum: 1. librdkafka: fetch.error.backoff.ms.
+    """
+    retry_backoff_max_ms: int
+    """Maximum time in milliseconds between retries of a request.
+
+    Default: 1_000. Minimum: 1.
+    """
+
+    # ---- monitoring
+    hooks: Sequence[EventHook]
+    """Objects whose ``on_event(event)`` is called with every event.
+
+    Default: (). Not from the environment.
+    """
+
+
+class ConsumerOptions(ClientOptions, Generic[KeyT_co, ValueT_co], total=False):
+    """Options of a consumer, for ``**options: Unpack[ConsumerOptions]``.
+
+    ``ConsumerOptions[str, Order]`` has deserializers that return ``str`` and ``Order``.
+    """
+
+    # ---- connection
+    client_rack: str
+    """Rack of this client; brokers may name a replica in this rack to fetch from (KIP-392).
+
+    Default: "".
     """
 
     # ---- group membership
@@ -546,58 +601,13 @@ class ConsumerOptions(TypedDict, Generic[KeyT_co, ValueT_co], total=False):
     """
 
     # ---- timeouts and retries
-    start_timeout_ms: int
-    """Maximum time in milliseconds for which ``start()`` tries to reach the cluster.
-
-    Default: 20_000. Minimum: 1.
-    """
-    stop_timeout_ms: int
-    """Maximum duration in milliseconds of ``stop()``, even if no broker answers.
-
-    Default: 20_000. Minimum: 1.
-    """
     default_api_timeout_ms: int
     """Maximum duration in milliseconds of a call such as ``commit()``, retries included.
 
     Default: 60_000. Minimum: 1.
     """
-    request_timeout_ms: int
-    """Maximum time in milliseconds to wait for the response to a request.
-
-    Default: 40_000. Minimum: 1. librdkafka: socket.timeout.ms.
-    """
-    socket_connection_setup_timeout_ms: int
-    """Maximum time in milliseconds to open a connection to an address.
-
-    Default: 10_000. Minimum: 1.
-    """
-    reconnect_backoff_ms: int
-    """Time in milliseconds before the first reconnect to a broker.
-
-    Default: 50. Minimum: 1.
-    """
-    reconnect_backoff_max_ms: int
-    """Maximum time in milliseconds between reconnects.
-
-    Default: 1_000. Minimum: 1.
-    """
-    retry_backoff_ms: int
-    """Time in milliseconds before the first retry of a request (KIP-580).
-
-    Default: 100. Minimum: 1. librdkafka: fetch.error.backoff.ms.
-    """
-    retry_backoff_max_ms: int
-    """Maximum time in milliseconds between retries of a request.
-
-    Default: 1_000. Minimum: 1.
-    """
 
     # ---- monitoring
-    hooks: Sequence[EventHook]
-    """Objects whose ``on_event(event)`` is called with every event.
-
-    Default: (). Not from the environment.
-    """
     metric_group_prefix: str
     """Prefix of the names of metric groups in the result of ``metrics()``.
 

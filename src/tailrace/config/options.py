@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -19,9 +19,12 @@ __all__ = [
     "ASSIGNMENT_STRATEGIES",
     "ERROR_REACTIONS",
     "Ack",
+    "Acks",
     "AssertionAlgorithm",
     "AssignedListener",
     "AssignmentStrategy",
+    "ClientConfig",
+    "CompressionType",
     "ConsumerConfig",
     "ErrorReaction",
     "EventHook",
@@ -32,7 +35,9 @@ __all__ = [
     "OffsetReset",
     "OnDeserializeError",
     "OnMetadataTooLarge",
+    "Partitioning",
     "PostRebalanceCallback",
+    "ProducerConfig",
     "RebalanceListener",
     "RevokedListener",
     "SaslMechanism",
@@ -52,6 +57,12 @@ Ack: TypeAlias = Literal["auto", "manual"]
 OnMetadataTooLarge: TypeAlias = Literal["raise", "blank"]
 OnDeserializeError: TypeAlias = Literal["raise", "skip"]
 WhenTimedOut: TypeAlias = Literal["raise", "stop"]
+Acks: TypeAlias = Literal["all", 0, 1, -1]
+CompressionType: TypeAlias = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+Partitioning: TypeAlias = (
+    Literal["murmur2", "consistent_random", "sticky"] | Callable[[bytes | None, Sequence[int], Sequence[int]], int]
+)
+"""Name of a partitioner, or a function ``(key, all_partitions, available_partitions) -> partition``."""
 IsolationLevel: TypeAlias = Literal["read_uncommitted", "read_committed"]
 TokenProvider: TypeAlias = Callable[[], Awaitable[str]]
 TokenGrantType: TypeAlias = Literal["client_credentials", "urn:ietf:params:oauth:grant-type:jwt-bearer"]
@@ -148,13 +159,12 @@ def _option(  # noqa: PLR0913 - one row of a table
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConsumerConfig:
-    """Resolved options of a consumer; ``repr`` omits secrets. ``ConsumerOptions`` documents them."""
+class ClientConfig:
+    """Resolved options that consumers and producers have in common; ``repr`` omits secrets."""
 
     # ---- connection
     bootstrap_servers: tuple[str, ...] = _option(())
     client_id: str = _option("tailrace")
-    client_rack: str = _option("")
     metadata_max_age_ms: int = _option(300_000, at_least=1)
     connections_max_idle_ms: int = _option(540_000, at_least=1)
     local_addr: tuple[str, int] | None = _option(None)
@@ -189,6 +199,27 @@ class ConsumerConfig:
     ssl_password: str | None = _option(None, secret=True)
     ssl_check_hostname: bool = _option(True)
     ssl_context: ssl.SSLContext | None = _option(None, is_object=True)
+
+    # ---- timeouts and retries
+    start_timeout_ms: int = _option(20_000, at_least=1)
+    stop_timeout_ms: int = _option(20_000, at_least=1)
+    request_timeout_ms: int = _option(40_000, at_least=1)
+    socket_connection_setup_timeout_ms: int = _option(10_000, at_least=1)
+    reconnect_backoff_ms: int = _option(50, at_least=1)
+    reconnect_backoff_max_ms: int = _option(1_000, at_least=1)
+    retry_backoff_ms: int = _option(100, at_least=1)
+    retry_backoff_max_ms: int = _option(1_000, at_least=1)
+
+    # ---- monitoring
+    hooks: tuple[EventHook, ...] = _option((), is_object=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerConfig(ClientConfig):
+    """Resolved options of a consumer; ``repr`` omits secrets. ``ConsumerOptions`` documents them."""
+
+    # ---- connection
+    client_rack: str = _option("")
 
     # ---- group membership
     group_id: str | None = _option(None)
@@ -242,18 +273,9 @@ class ConsumerConfig:
     when_timed_out: WhenTimedOut = _option("raise", live=True)
 
     # ---- timeouts and retries
-    start_timeout_ms: int = _option(20_000, at_least=1)
-    stop_timeout_ms: int = _option(20_000, at_least=1)
     default_api_timeout_ms: int = _option(60_000, at_least=1)
-    request_timeout_ms: int = _option(40_000, at_least=1)
-    socket_connection_setup_timeout_ms: int = _option(10_000, at_least=1)
-    reconnect_backoff_ms: int = _option(50, at_least=1)
-    reconnect_backoff_max_ms: int = _option(1_000, at_least=1)
-    retry_backoff_ms: int = _option(100, at_least=1)
-    retry_backoff_max_ms: int = _option(1_000, at_least=1)
 
     # ---- monitoring
-    hooks: tuple[EventHook, ...] = _option((), is_object=True)
     metric_group_prefix: str = _option("consumer")
 
     # ---- values computed from several options
@@ -279,3 +301,31 @@ class ConsumerConfig:
     def leaves_on_stop(self) -> bool:
         """True if ``stop()`` leaves the group."""
         return self.group_instance_id is None if self.leave_on_stop is None else self.leave_on_stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProducerConfig(ClientConfig):
+    """Resolved options of a producer; ``repr`` omits secrets. ``ProducerOptions`` documents them."""
+
+    # ---- delivery
+    acks: Acks = _option("all")
+    enable_idempotence: bool | None = _option(None)
+    delivery_timeout_ms: int = _option(120_000, at_least=1)
+    max_block_ms: int = _option(60_000, at_least=0)
+
+    # ---- batches
+    compression_type: CompressionType = _option("none")
+    compression_level: int | None = _option(None)
+    linger_ms: int = _option(0, at_least=0)
+    max_batch_size: int = _option(262_144, at_least=1)
+    max_request_size: int = _option(1_048_576, at_least=1)
+    buffer_memory: int = _option(33_554_432, at_least=1, at_most=None)
+    partitioner: Partitioning = _option("murmur2")
+
+    # ---- transactions
+    transactional_id: str | None = _option(None)
+    transaction_timeout_ms: int = _option(60_000, at_least=1)
+
+    # ---- records to publish
+    key_serializer: Callable[[Any], bytes | None] | None = _option(None, is_object=True)
+    value_serializer: Callable[[Any], bytes | None] | None = _option(None, is_object=True)

@@ -24,7 +24,13 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 
 from tailrace.awaitables import is_coroutine_function
-from tailrace.config.options import ASSIGNMENT_STRATEGIES, ERROR_REACTIONS, ConsumerConfig
+from tailrace.config.options import (
+    ASSIGNMENT_STRATEGIES,
+    ERROR_REACTIONS,
+    ClientConfig,
+    ConsumerConfig,
+    ProducerConfig,
+)
 from tailrace.errors import ConfigurationError
 from tailrace.values import Hidden, Secret
 
@@ -32,6 +38,7 @@ __all__ = [
     "NAMES_BY_CLIENT",
     "OTHER_SPELLINGS",
     "PREFIX",
+    "PRODUCER_SPELLINGS",
     "check_combinations",
     "check_names",
     "check_positive",
@@ -41,6 +48,7 @@ __all__ = [
     "place_of",
     "refuse_inline_pem",
     "resolve",
+    "resolve_producer",
     "similar",
     "split_address",
     "with_changes",
@@ -95,18 +103,70 @@ def check_combinations(config: ConsumerConfig, set_names: Collection[str]) -> No
         )
     _check_group(config)
     _check_protocol(config, set_names)
-    for pause in ("reconnect_backoff", "retry_backoff"):
-        first, longest = getattr(config, f"{pause}_ms"), getattr(config, f"{pause}_max_ms")
-        if first > longest:
-            raise ConfigurationError(
-                f"{pause}_ms={first} must be at most {pause}_max_ms={longest} - lower the first or raise the second"
-            )
     if config.request_timeout_ms <= config.fetch_max_wait_ms:
         raise ConfigurationError(
             f"request_timeout_ms={config.request_timeout_ms} must be more than "
             f"fetch_max_wait_ms={config.fetch_max_wait_ms}, for which a broker without new records holds a request"
             " - raise the first or lower the second"
         )
+    _check_client(config)
+
+
+_LEVELS: Mapping[str, tuple[int, int]] = {"gzip": (1, 9), "lz4": (1, 17), "zstd": (-131_072, 22)}
+"""Lowest and highest level of each compression that has levels (KIP-390)."""
+
+
+def check_producer_combinations(config: ProducerConfig) -> None:
+    """Check that options do not contradict each other.
+
+    Raises:
+        ConfigurationError: options contradict each other; the message names them.
+    """
+    if config.acks != "all":
+        for name, value in (
+            ("enable_idempotence", config.enable_idempotence),
+            ("transactional_id", config.transactional_id),
+        ):
+            if value:
+                raise ConfigurationError(
+                    f"{name}={value!r} needs acks='all', not {config.acks!r} - remove one of the two"
+                )
+    if config.transactional_id is not None and config.enable_idempotence is False:
+        raise ConfigurationError("transactional_id needs idempotence - remove enable_idempotence=False")
+    if config.transactional_id == "":
+        raise ConfigurationError("transactional_id must not be empty - give each process a name of its own")
+    if config.linger_ms >= config.delivery_timeout_ms:
+        raise ConfigurationError(
+            f"linger_ms={config.linger_ms} must be less than delivery_timeout_ms={config.delivery_timeout_ms}, which"
+            " includes it - lower the first or raise the second"
+        )
+    _check_compression(config)
+    _check_client(config)
+
+
+def _check_compression(config: ProducerConfig) -> None:
+    level, codec = config.compression_level, config.compression_type
+    if level is None:
+        return
+    if codec not in _LEVELS:
+        raise ConfigurationError(
+            f"compression_level={level} needs compression_type 'gzip', 'lz4' or 'zstd', not {codec!r}"
+            " - set one of them, or remove compression_level"
+        )
+    least, most = _LEVELS[codec]
+    if not least <= level <= most:
+        raise ConfigurationError(
+            f"compression_level must be {least} to {most} with compression_type={codec!r}, not {level}"
+        )
+
+
+def _check_client(config: ClientConfig) -> None:
+    for pause in ("reconnect_backoff", "retry_backoff"):
+        first, longest = getattr(config, f"{pause}_ms"), getattr(config, f"{pause}_max_ms")
+        if first > longest:
+            raise ConfigurationError(
+                f"{pause}_ms={first} must be at most {pause}_max_ms={longest} - lower the first or raise the second"
+            )
     for address in config.bootstrap_servers:
         split_address(address)
     _check_security(config)
@@ -174,7 +234,7 @@ def refuse_inline_pem(name: str, path: str | None, advice: str) -> None:
         raise ConfigurationError(f"{name} must be the path of a file, not its PEM text - {advice}")
 
 
-def _check_security(config: ConsumerConfig) -> None:
+def _check_security(config: ClientConfig) -> None:
     for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
         refuse_inline_pem(name, getattr(config, name), "write it to a file, or pass an ssl_context")
     if config.ssl_keyfile is not None and config.ssl_certfile is None:
@@ -198,7 +258,7 @@ _EXTENSION = re.compile(r"(?!auth=)[A-Za-z]+=[\x21-\x7e \t\r\n]+")
 """SASL extension (RFC 7628, section 3.1)."""
 
 
-def _check_oauthbearer(config: ConsumerConfig) -> None:
+def _check_oauthbearer(config: ClientConfig) -> None:
     for extension in config.sasl_oauthbearer_extensions:
         if not _EXTENSION.fullmatch(extension):
             raise ConfigurationError(
@@ -302,9 +362,42 @@ _OTHERS: Mapping[str, str] = {
     "source_host": "local_addr",
     "source_port": "local_addr",
 }
+_JAVA_PRODUCER: Mapping[str, str] = {
+    "batch_size": "max_batch_size",
+    "compression_gzip_level": "compression_level",
+    "compression_lz4_level": "compression_level",
+    "compression_zstd_level": "compression_level",
+    "partitioner_class": "partitioner",
+    "partitioner_ignore_keys": "partitioner",
+}
+_LIBRDKAFKA_PRODUCER: Mapping[str, str] = {
+    "batch_num_messages": "max_batch_size",
+    "compression_codec": "compression_type",
+    "message_max_bytes": "max_request_size",
+    "message_timeout_ms": "delivery_timeout_ms",
+    "queue_buffering_max_kbytes": "buffer_memory",
+    "queue_buffering_max_messages": "buffer_memory",
+    "queue_buffering_max_ms": "linger_ms",
+    "request_required_acks": "acks",
+}
+_OTHER_PRODUCERS: Mapping[str, str] = {
+    "buffer_timeout": "linger_ms",
+    "compression": "compression_type",
+    "max_buffered_bytes": "buffer_memory",
+    "producer_acks": "acks",
+    "required_acks": "acks",
+    "serializer": "value_serializer",
+}
 
-NAMES_BY_CLIENT: Mapping[str, Mapping[str, str]] = {"Java": _JAVA, "librdkafka": _LIBRDKAFKA, "aiokafka": _AIOKAFKA}
+NAMES_BY_CLIENT: Mapping[str, Mapping[str, str]] = {
+    "Java": {**_JAVA, **_JAVA_PRODUCER},
+    "librdkafka": {**_LIBRDKAFKA, **_LIBRDKAFKA_PRODUCER},
+    "aiokafka": _AIOKAFKA,
+}
 """Names of options by client, mapped to tailrace's names; without names like ``group.id``, where only dots differ."""
+
+PRODUCER_SPELLINGS: Mapping[str, str] = {**_OTHER_PRODUCERS, **_LIBRDKAFKA_PRODUCER, **_JAVA_PRODUCER}
+"""Names of producers' options in other clients, mapped to tailrace's names, as in ``OTHER_SPELLINGS``."""
 
 OTHER_SPELLINGS: Mapping[str, str] = {**_OTHERS, **_AIOKAFKA, **_LIBRDKAFKA, **_JAVA}
 """Names of options in other clients, normalized to lower case and underscores, mapped to tailrace's names."""
@@ -362,32 +455,42 @@ _OF_APPS = frozenset({
 """Options that App has in addition to those of its consumers."""
 _OF_HANDLERS = frozenset({"pattern", "when", "unmatched", "order_by", "concurrency", "timeout_ms", "publish", "batch"})
 """Options that only handlers have."""
-_OF_PRODUCERS = frozenset({
-    "acks", "batch_num_messages", "batch_size", "buffer_memory", "compression_codec", "compression_level",
-    "compression_type", "delivery_timeout_ms", "enable_idempotence", "key_serializer", "linger_ms", "max_batch_size",
-    "max_block_ms", "max_in_flight", "max_in_flight_requests_per_connection", "max_request_size", "message_max_bytes",
-    "message_send_max_retries", "message_timeout_ms", "partitioner", "partitioner_class", "producer_acks",
-    "queue_buffering_max_kbytes", "queue_buffering_max_messages", "queue_buffering_max_ms", "request_required_acks",
-    "retries", "value_serializer",
-})  # fmt: skip
-"""Options of producers of other clients."""
+_NOT_OF_PRODUCERS: Mapping[str, str] = {
+    "dr_cb": "await send(), or the future that enqueue() returns",
+    "dr_msg_cb": "await send(), or the future that enqueue() returns",
+    "interceptor_classes": "hooks=[...]",
+    "max_in_flight": "leave it out: up to five batches of a partition are in flight, and stay in order",
+    "max_in_flight_requests_per_connection": (
+        "leave it out: up to five batches of a partition are in flight, and stay in order"
+    ),
+    "message_send_max_retries": "delivery_timeout_ms: a record is sent again until then",
+    "metric_reporters": "hooks=[...]",
+    "on_delivery": "await send(), or the future that enqueue() returns",
+    "retries": "delivery_timeout_ms: a record is sent again until then",
+}
+"""Names of producers' options that only other clients have, mapped to the text that says what to use."""
 
-_FIELDS = {f.name: f for f in dataclasses.fields(ConsumerConfig)}
-_HINTS = typing.get_type_hints(ConsumerConfig)
+_OF_CONSUMERS = {f.name: f for f in dataclasses.fields(ConsumerConfig)}
+_OF_PRODUCERS = {f.name: f for f in dataclasses.fields(ProducerConfig)}
+_FIELDS = {**_OF_CONSUMERS, **_OF_PRODUCERS}
+_HINTS = {**typing.get_type_hints(ConsumerConfig), **typing.get_type_hints(ProducerConfig)}
 
 OptionsT = TypeVar("OptionsT", bound=Mapping[str, object])
 
 
 def place_of(name: str) -> str:
     """Return the place of an option, and what to do with it; empty if no part of tailrace has the option."""
-    if name in _FIELDS:
+    if name in _OF_CONSUMERS:
         return "an option of consumers - pass it to Consumer() or App()"
     if name in _OF_APPS:
         return "an option of App - pass it to App()"
     if name in _OF_HANDLERS:
         return "an option of handlers - pass it to @app.handler()"
-    if name in _OF_PRODUCERS:
-        return "an option of producers - leave it out: App publishes with acks='all' and idempotence"
+    if name in _OF_PRODUCERS or name in PRODUCER_SPELLINGS or name in _NOT_OF_PRODUCERS:
+        return (
+            "an option of producers - pass it to Producer(), or leave it out: App publishes with acks='all' and"
+            " idempotence"
+        )
     return ""
 
 
@@ -396,39 +499,55 @@ def similar(name: str, own: Collection[str]) -> str:
     close = difflib.get_close_matches(name, own, n=1, cutoff=_SIMILARITY)
     if close:
         return f"did you mean {close[0]!r}?"
-    elsewhere = [*_FIELDS, *_OF_APPS, *_OF_HANDLERS, *_OF_PRODUCERS]
+    elsewhere = [*_FIELDS, *_OF_APPS, *_OF_HANDLERS, *PRODUCER_SPELLINGS, *_NOT_OF_PRODUCERS]
     close = difflib.get_close_matches(name, elsewhere, n=1, cutoff=_SIMILARITY)
     return f"did you mean {close[0]!r}? It is {place_of(close[0])}" if close else ""
 
 
-def check_names(options: Mapping[str, object], of_app: Collection[str] = ()) -> None:
+def check_names(
+    options: Mapping[str, object], of_app: Collection[str] = (), kind: type[ClientConfig] = ConsumerConfig
+) -> None:
     """Check that options exist.
 
     Args:
         options: options by name.
         of_app: names of the options that only ``App`` and its handlers take.
+        kind: ``ConsumerConfig`` or ``ProducerConfig``.
 
     Raises:
         ConfigurationError: an option does not exist; the message names a similar option if there is one.
     """
+    is_producer = kind is ProducerConfig
+    known = _OF_PRODUCERS if is_producer else _OF_CONSUMERS
+    replacements = _NOT_OF_PRODUCERS if is_producer else _NOT_OPTIONS
     for name in options:
-        if name in _FIELDS:
+        if name in known:
             continue
         if name in of_app:
             raise ConfigurationError(
                 f"{name} is an option of App() and its handlers only - pass it to App() or to the handler"
             )
         plain = name.replace(".", "_").lower()
-        meant = plain if plain in _FIELDS else OTHER_SPELLINGS.get(plain)
-        if meant is None and plain not in _NOT_OPTIONS and (place := place_of(plain)):
+        meant = _spelled_here(plain, known, is_producer=is_producer)
+        if meant is None and plain not in replacements and (place := place_of(plain)):
             raise ConfigurationError(f"{name!r} is {place}")
         if meant is not None:
             hint = f"it is called {meant!r} here"
-        elif plain in _NOT_OPTIONS:
-            hint = f"use {_NOT_OPTIONS[plain]}"
+        elif plain in replacements:
+            hint = f"use {replacements[plain]}"
         else:
-            hint = similar(plain, [*_FIELDS, *of_app]) or "help(tailrace.Consumer) lists all options"
+            default = f"help(tailrace.{'Producer' if is_producer else 'Consumer'}) lists all options"
+            hint = similar(plain, [*known, *of_app]) or default
         raise ConfigurationError(f"there is no option {name!r} - {hint}")
+
+
+def _spelled_here(name: str, known: Collection[str], *, is_producer: bool) -> str | None:
+    """Return tailrace's name for an option's name in another client; None if there is none in ``known``."""
+    if name in known:
+        return name
+    ours = PRODUCER_SPELLINGS.get(name) if is_producer else None
+    ours = ours or OTHER_SPELLINGS.get(name)
+    return ours if ours in known else None
 
 
 def check_positive(name: str, value: object) -> None:
@@ -467,19 +586,39 @@ def resolve(options: Mapping[str, object], environ: Mapping[str, str] | None = N
     options = hide_secrets(options)
     check_names(options)
     variables, environ = Hidden(os.environ if environ is None else environ), None
-    check_variables(variables, _FIELDS)
-    values: dict[str, Any] = {}
-    for name in _FIELDS:
-        if name in options:
-            values[name] = _convert(name, options[name], name)
-        elif (found := _from_environment(name, variables)) is not None:
-            variable, text = found
-            values[name] = _convert(name, _parse(name, text, variable), variable)
+    values = _values(_OF_CONSUMERS, options, variables)
     if (template := values.get("group_instance_id")) is not None:
         values["group_instance_id"] = _fill_in_template(template, variables)
     config = ConsumerConfig(**values)
     check_combinations(config, values.keys())
     return config
+
+
+def resolve_producer(options: Mapping[str, object], environ: Mapping[str, str] | None = None) -> ProducerConfig:
+    """Return the values of all options of a producer, as ``resolve`` does for a consumer.
+
+    Raises:
+        ConfigurationError: an option is unknown, has an invalid value, or contradicts another.
+    """
+    options = hide_secrets(options)
+    check_names(options, kind=ProducerConfig)
+    variables, environ = Hidden(os.environ if environ is None else environ), None
+    config = ProducerConfig(**_values(_OF_PRODUCERS, options, variables))
+    check_producer_combinations(config)
+    return config
+
+
+def _values(names: Collection[str], options: Mapping[str, object], variables: Hidden) -> dict[str, Any]:
+    """Return the values of the options that an argument or an environment variable sets."""
+    check_variables(variables, _FIELDS)
+    values: dict[str, Any] = {}
+    for name in names:
+        if name in options:
+            values[name] = _convert(name, options[name], name)
+        elif (found := _from_environment(name, variables)) is not None:
+            variable, text = found
+            values[name] = _convert(name, _parse(name, text, variable), variable)
+    return values
 
 
 def with_changes(config: ConsumerConfig, options: Mapping[str, object]) -> ConsumerConfig:
@@ -656,7 +795,39 @@ def _convert_token_provider(value: object, where: str) -> object:
     raise ConfigurationError(f"{where} must be {_PROVIDER_FORMS}, not the given value")
 
 
+def _convert_acks(value: object, where: str) -> object:
+    """Convert a value of ``acks``; -1 is "all"."""
+    found = {"all": "all", "-1": "all", "0": 0, "1": 1}.get(str(value).strip())
+    if found is None or isinstance(value, bool):
+        raise ConfigurationError(f"{where} must be 'all', 1 or 0, not {value!r}")
+    return found
+
+
+def _convert_compression(value: object, where: str) -> object:
+    """Convert a value of ``compression_type``; None is "none"."""
+    found = "none" if value is None else value
+    choices = typing.get_args(_HINTS["compression_type"])
+    if found not in choices:
+        raise ConfigurationError(f"{where} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+    return found
+
+
+def _convert_partitioner(value: object, where: str) -> object:
+    """Check a value of ``partitioner``."""
+    if value in {"murmur2", "consistent_random", "sticky"} or (
+        _is_plain_function(value) and not isinstance(value, type)
+    ):
+        return value
+    raise ConfigurationError(
+        f"{where} must be 'murmur2', 'consistent_random', 'sticky', or a function of"
+        f" (key, all_partitions, available_partitions), not {value!r}"
+    )
+
+
 _CONVERTERS: Mapping[str, Callable[[object, str], object]] = {
+    "acks": _convert_acks,
+    "compression_type": _convert_compression,
+    "partitioner": _convert_partitioner,
     "partition_assignment_strategy": _convert_strategies,
     "auto_offset_reset": _convert_start_policy,
     "sasl_oauth_token_provider": _convert_token_provider,
@@ -706,6 +877,8 @@ _OBJECTS: Mapping[str, tuple[Callable[[object], bool], str]] = {
         f"a mapping of error codes to {', '.join(ERROR_REACTIONS)}, or functions of the code that return one of these",
     ),
     "key_deserializer": (_is_plain_function, "a plain function of bytes"),
+    "key_serializer": (_is_plain_function, "a plain function that returns bytes"),
+    "value_serializer": (_is_plain_function, "a plain function that returns bytes"),
     "value_deserializer": (_is_plain_function, "a plain function of bytes"),
     "ssl_context": (lambda value: isinstance(value, ssl.SSLContext), "an ssl.SSLContext"),
 }
