@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from tailrace.awaitables import called_function, without_partial
+from tailrace.codecs.annotations import signature_of
 from tailrace.errors import ConfigurationError
 
 __all__ = [
@@ -92,7 +93,7 @@ def check_hook(function: object, name: str) -> None:
             " them"
         )
     try:
-        inspect.signature(function).bind()
+        signature_of(function).bind()
     except ValueError:
         return  # Some functions written in C have no signature.
     except TypeError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing_extensions import TypedDict, TypeVar
 from tailrace.app.function_kinds import FunctionKind, kind_of, name_of
 from tailrace.app.policies import Batch, OnFailure, OrderBy, Retry
 from tailrace.awaitables import is_coroutine_function
+from tailrace.codecs.annotations import signature_of
 from tailrace.codecs.protocols import AnyCodec
 from tailrace.config import ConsumerOptions, check_positive
 from tailrace.config.resolution import place_of, similar
@@ -126,7 +126,7 @@ def compile_pattern(pattern: object) -> re.Pattern[str]:
 def accepts(function: Callable[..., object], count: int) -> bool:
     """Return True unless ``function`` is known not to accept ``count`` positional arguments."""
     try:
-        inspect.signature(function).bind(*[None] * count)
+        signature_of(function).bind(*[None] * count)
     except TypeError:
         return False
     except ValueError:

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import inspect
+import re
+import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Union
 
 from tailrace.errors import ConfigurationError
 
-__all__ = ["described", "metadata", "parts", "resolve", "split_none"]
+__all__ = ["described", "metadata", "parts", "resolve", "signature_of", "split_none"]
+
+
+def signature_of(function: Callable[..., object]) -> inspect.Signature:
+    """Return the signature of a function; an annotation with an undefined name is text or a ``ForwardRef``.
+
+    Raises:
+        TypeError: ``function`` is not callable.
+        ValueError: the function has no signature, like some functions written in C.
+    """
+    if sys.version_info >= (3, 14):
+        # Python evaluates annotations when they are read (PEP 649), and by default raises NameError here.
+        from annotationlib import Format  # noqa: PLC0415 - new in Python 3.14
+
+        return inspect.signature(function, annotation_format=Format.FORWARDREF)
+    return inspect.signature(function)
 
 
 def resolve(annotation: object, namespace: dict[str, Any], where: str) -> object:
@@ -115,7 +132,9 @@ _FIELD_MARKS = (
 
 def described(annotation: object) -> str:
     """Return a type as source text for error messages, such as ``shop.Order | None``."""
-    return "None" if annotation is None else inspect.formatannotation(annotation)
+    if annotation is None:
+        return "None"
+    return re.sub(r"\bForwardRef\('([^']*)'[^()]*\)", r"\1", inspect.formatannotation(annotation))
 
 
 def _aliased_type(annotation: object) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import functools
+import sys
 import uuid
 from collections.abc import Sequence
 from enum import Enum
@@ -14,7 +15,7 @@ import msgspec
 import pytest
 from typing_extensions import TypeAliasType
 
-from tailrace.app.declare.parameters import Depends, Header, Key
+from tailrace.app.declare.parameters import Depends, Header, Key, read_signature
 from tailrace.app.declare.prepared_handler import PreparedHandler, prepare
 from tailrace.app.publish.encoding import Message
 from tailrace.codecs.json_codec import JsonCodec
@@ -485,3 +486,30 @@ def test_messages_compare_by_content_and_are_immutable():
     assert Message(None) == Message(value=None, key=None, headers=(), partition=None, topic=None)
     with pytest.raises(dataclasses.FrozenInstanceError):
         message.key = "bob"
+
+
+def declared_without_future(source: str) -> dict[str, Any]:
+    """Return the names that a module without ``from __future__ import annotations`` defines."""
+    names: dict[str, Any] = {"Annotated": Annotated, "Order": Order, "Depends": Depends, "__name__": "shop"}
+    exec(compile(source, "shop.py", "exec", dont_inherit=True), names)
+    return names
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="before Python 3.14, such a function cannot be defined")
+@pytest.mark.parametrize("annotation", ["Missing", "Missing | None", "list[Missing]", "Annotated[Missing, 'a']"])
+def test_an_undefined_name_is_reported_without_the_future_import(annotation):
+    """An annotation that Python 3.14 has not evaluated yet (PEP 649) is reported like one in a string."""
+    handler = declared_without_future(f"async def handle(order: {annotation}) -> None: ...")["handle"]
+
+    with pytest.raises(ConfigurationError, match="the name 'Missing' in the annotation") as raised:
+        prepare(handler, CODEC)
+
+    assert "ForwardRef" not in str(raised.value)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="before Python 3.14, such a function cannot be defined")
+def test_a_default_replaces_an_undefined_annotation_of_a_provider():
+    """A provider's parameter keeps its default if its annotation cannot be evaluated, as with the future import."""
+    names = declared_without_future("def provide(timeout: Missing = 5): return timeout\n")
+
+    assert read_signature(names["provide"], "provider", is_provider=True) == ()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 from tailrace.awaitables import called_function
-from tailrace.codecs.annotations import described, metadata, parts, resolve
+from tailrace.codecs.annotations import described, metadata, parts, resolve, signature_of
 from tailrace.errors import ConfigurationError
 from tailrace.records import Record
 
@@ -128,7 +128,7 @@ _Marker: TypeAlias = Key | Header | Depends
 
 def returns_nothing(function: Callable[..., object]) -> bool:
     """Return True if a function is annotated to return None."""
-    annotation = inspect.signature(function).return_annotation
+    annotation = signature_of(function).return_annotation
     return annotation is None or annotation == "None"
 
 
@@ -143,8 +143,8 @@ def read_signature(function: Callable[..., object], where: str, *, is_provider: 
         ConfigurationError: A parameter has no source for its argument.
     """
     try:
-        signature = inspect.signature(function)
-    except (NameError, TypeError, ValueError) as error:
+        signature = signature_of(function)
+    except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{where}: the signature cannot be read ({error}) - wrap it in a function") from error
     namespace, filled_in = _namespace(function), _keywords_of_partial(function)
     value_parameter: str | None = None

@@ -14,6 +14,7 @@ tasks of a job, so each task receives the encoded maps of all partitions, and de
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import inspect
 import io
@@ -31,6 +32,7 @@ import msgspec
 from tailrace.app.app import App, load_app, split_app_name
 from tailrace.app.declare.dependencies import Overrides
 from tailrace.app.declare.parameters import Depends
+from tailrace.codecs.annotations import signature_of
 from tailrace.config import ConsumerConfig
 from tailrace.core.offset_map import OffsetMap, decode_metadata, encode_metadata
 from tailrace.errors import ConfigurationError
@@ -183,8 +185,8 @@ def _set_attributes(kind: Any, state: tuple[Mapping[str, Any], Mapping[str, Any]
 
 def _own_annotations(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the class's own annotations as types: names in annotations that are strings are unknown in a worker."""
-    namespace = {"__annotations__": dict(inspect.get_annotations(kind)), "__module__": kind.__module__}
     try:
+        namespace = {"__annotations__": dict(inspect.get_annotations(kind)), "__module__": kind.__module__}
         return typing.get_type_hints(
             type(kind.__name__, (), namespace), localns={**vars(kind), kind.__name__: kind}, include_extras=True
         )
@@ -448,7 +450,9 @@ class _resolved_annotations:  # noqa: N801 - used as a function
     """
 
     def __init__(self, function: types.FunctionType) -> None:
-        self._function, self._before = function, dict(function.__annotations__)
+        self._function, self._before = function, dict[str, Any]()
+        with contextlib.suppress(NameError):  # from Python 3.14 on; the worker raises a better error
+            self._before = dict(function.__annotations__)
 
     def __enter__(self) -> None:
         if any(isinstance(one, str) for one in self._before.values()):
@@ -461,7 +465,8 @@ class _resolved_annotations:  # noqa: N801 - used as a function
                 return  # The worker raises a better error when it reads the signature.
 
     def __exit__(self, *_: object) -> None:
-        self._function.__annotations__ = self._before
+        if self._before:
+            self._function.__annotations__ = self._before
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------
@@ -525,7 +530,7 @@ def _references(function: Callable[..., Any]) -> Iterator[tuple[str, object]]:
         return
     used = inspect.getclosurevars(unwrapped)
     yield from {**used.nonlocals, **used.globals}.items()
-    for name, one in inspect.signature(unwrapped).parameters.items():
+    for name, one in signature_of(unwrapped).parameters.items():
         if one.default is not inspect.Parameter.empty:
             yield name, one.default
         for extra in typing.get_args(one.annotation)[1:]:
