@@ -213,6 +213,21 @@ class _Interrupted(KeyboardInterrupt, SystemExit):
     """KeyboardInterrupt with which Python exits as after ``sys.exit(130)``, without a traceback."""
 
 
+def _exit_without_traceback() -> None:
+    """Let Python 3.14 and newer, which handle KeyboardInterrupt first, treat ``_Interrupted`` as SystemExit, too."""
+    replaced = sys.excepthook
+    if sys.version_info < (3, 14) or getattr(replaced, "exits_at_interrupt", False):
+        return
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, _Interrupted):
+            sys.exit(error.code)
+        replaced(kind, error, trace)
+
+    excepthook.exits_at_interrupt = True  # type: ignore[attr-defined]
+    sys.excepthook = excepthook
+
+
 def run(main: Coroutine[Any, Any, ResultT], *, debug: bool | None = None) -> ResultT | None:
     """Run ``main`` in a new event loop and return its result, or None if SIGTERM ended it.
 
@@ -226,6 +241,7 @@ def run(main: Coroutine[Any, Any, ResultT], *, debug: bool | None = None) -> Res
     except KeyboardInterrupt:
         interrupted = _Interrupted()
         interrupted.code = 130
+        _exit_without_traceback()
         raise interrupted from None
     except (BrokerConnectionError, ConfigurationError) as error:
         raise error.with_traceback(_frames_of_program(error.__traceback__)) from None

@@ -37,6 +37,12 @@ try:
 except KeyboardInterrupt:
     print("caught")
 """
+HOOKED = f"""
+import sys
+sys.excepthook = lambda kind, *_: print("hooked", kind.__name__)
+{CATCHING}
+raise ValueError
+"""
 
 
 @pytest.mark.parametrize("program", [CONSUMER, APP], ids=["consumer", "app"])
@@ -53,9 +59,12 @@ def test_without_a_broker_a_program_says_so_once(program):
     assert "127.0.0.1:1: connection refused" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("program", "code", "output"), [(WAITING, 130, ""), (CATCHING, 0, "caught\n")])
+@pytest.mark.parametrize(
+    ("program", "code", "output"),
+    [(WAITING, 130, ""), (CATCHING, 0, "caught\n"), (HOOKED, 1, "caught\nhooked ValueError\n")],
+)
 def test_ctrl_c_ends_a_program_without_a_traceback(program, code, output):
-    """The exit code is that of Ctrl-C, and a program can still catch KeyboardInterrupt."""
+    """The exit code is that of Ctrl-C; a program can catch KeyboardInterrupt, and keeps its own sys.excepthook."""
     with subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,

@@ -8,6 +8,7 @@ import re
 import sys
 import types
 from collections.abc import Coroutine
+from importlib.machinery import BuiltinImporter, ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,8 @@ async def test_samples_run_and_their_apps_start(page, monkeypatch):
     for module in (asyncio, tailrace):
         monkeypatch.setattr(module, "run", Coroutine.close)  # no program of a page finds its broker
     module = types.ModuleType("page")
+    # Python 3.15 warns of tracebacks through modules without a loader.
+    module.__spec__ = ModuleSpec("page", BuiltinImporter)
     monkeypatch.setitem(sys.modules, "page", module)
     text = (DOCS / "howto" / f"{page}.md").read_text()
 

@@ -17,7 +17,7 @@ from tailrace.producer.record_producer import RecordProducer
 from tailrace.protocol.metadata import MetadataRequest
 from tailrace.protocol.records import ProduceRequest
 from tailrace.testing import KafkaServer
-from tests.producer.test_producer import read_all
+from tests.producer.test_record_producer import read_all
 from tests.support.transaction_faults import LOSSES, with_code
 
 IMPATIENT = {"request_timeout_ms": 600}
