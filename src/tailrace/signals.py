@@ -216,7 +216,7 @@ class _Interrupted(KeyboardInterrupt, SystemExit):
 def _exit_without_traceback() -> None:
     """Let Python 3.14 and newer, which handle KeyboardInterrupt first, treat ``_Interrupted`` as SystemExit, too."""
     replaced = sys.excepthook
-    if sys.version_info < (3, 14) or getattr(replaced, "exits_at_interrupt", False):
+    if getattr(replaced, "exits_at_interrupt", False):
         return
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -241,7 +241,8 @@ def run(main: Coroutine[Any, Any, ResultT], *, debug: bool | None = None) -> Res
     except KeyboardInterrupt:
         interrupted = _Interrupted()
         interrupted.code = 130
-        _exit_without_traceback()
+        if sys.version_info >= (3, 14):
+            _exit_without_traceback()
         raise interrupted from None
     except (BrokerConnectionError, ConfigurationError) as error:
         raise error.with_traceback(_frames_of_program(error.__traceback__)) from None
