@@ -42,6 +42,7 @@ __all__ = [
     "check_combinations",
     "check_names",
     "check_positive",
+    "check_producer_combinations",
     "check_variables",
     "hide_secrets",
     "parse_option",
