@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -129,6 +130,17 @@ async def test_hanging_collectors_do_not_silence_the_probes():
                 assert [await status(port) for _ in range(3)] == [200] * 3
         finally:
             let_go.set()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not end the wait for connections")
+async def test_a_server_without_requests_stops_at_once():
+    """The end of the server does not wait until it looks for slow clients again, every half second."""
+    began_at = time.monotonic()
+    for _ in range(10):
+        async with server():
+            pass
+
+    assert time.monotonic() < began_at + 2.5
 
 
 # ---- unusual requests ----------------------------------------------------------------------------------------------

@@ -210,6 +210,13 @@ class _Server(ThreadingHTTPServer):
         finally:
             self._remove(request)
 
+    def shutdown(self) -> None:
+        """Stop accepting connections, and wait for the thread that accepts them."""
+        # Linux then ends the wait of serve_forever, which looks for the end only every half second. Others refuse.
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        super().shutdown()
+
     def service_actions(self) -> None:
         """Close connections whose clients are too slow; called every half second."""
         now = self._clock()
