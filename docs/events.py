@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import logging
 import re
@@ -41,11 +42,18 @@ def sections() -> Iterator[tuple[str, list[type[Event]]]]:
         yield title, [getattr(events, name) for name in names]
 
 
+@functools.cache
+def definitions() -> dict[str, ast.ClassDef]:
+    """Return the definitions of the events by name."""
+    tree = ast.parse(inspect.getsource(events))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
 def declared_fields(event: type[Event]) -> dict[str, tuple[str, str]]:
     """Return the type and the docstring of each field, inherited ones included, in the order of the constructor."""
     found: dict[str, tuple[str, str]] = {}
     for base in reversed(event.__mro__[: event.__mro__.index(Event) + 1]):
-        body = ast.parse(inspect.getsource(base)).body[0].body
+        body = definitions()[base.__name__].body
         for statement, following in zip(body, [*body[1:], None], strict=True):
             match statement:
                 case ast.AnnAssign(target=ast.Name(name), annotation=annotation):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,9 +51,21 @@ class Module:
     def is_package(self) -> bool:
         return self.file.name == "__init__.py"
 
-    def imports(self, *, at_import_time: bool = False) -> Iterator[Import]:
-        """Yield all imports, or with ``at_import_time`` only those outside functions and TYPE_CHECKING."""
-        for node in _run_at_import(self.tree) if at_import_time else ast.walk(self.tree):
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree."""
+        return list(ast.walk(self.tree))
+
+    @functools.cached_property
+    def all_imports(self) -> list[Import]:
+        return list(self._imports(self.nodes))
+
+    def imports(self, *, at_import_time: bool = False) -> Iterable[Import]:
+        """Return all imports, or with ``at_import_time`` only those outside functions and TYPE_CHECKING."""
+        return self._imports(_run_at_import(self.tree)) if at_import_time else self.all_imports
+
+    def _imports(self, nodes: Iterable[ast.AST]) -> Iterator[Import]:
+        for node in nodes:
             match node:
                 case ast.Import(names):
                     yield from (Import(one.name, None, node.lineno) for one in names)

@@ -180,7 +180,7 @@ def test_pure_modules_are_pure(modules):
             for one in module.imports()
             if one.module.partition(".")[0] in IMPURE or one.path.startswith("uuid.uuid")
         ]
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             match node:
                 case ast.Call(ast.Name("open" | "print" | "input" as does_io)):
                     wrong.append(f"{module.where}:{node.lineno}: {does_io}()")
@@ -226,7 +226,7 @@ def test_tasks_are_created_in_known_modules(modules):
     for module in modules:
         if module.name.startswith("tailrace.testing"):
             continue  # FaultProxy runs its own loop in a thread
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             match node:
                 case ast.Attribute(owner, "create_task" | "ensure_future" as maker) if is_loop(owner):
                     pass
@@ -249,7 +249,7 @@ def test_one_module_of_the_consumer_starts_and_resets_positions(modules):
     placing = "tailrace/consumer/positions/start_positions.py"
     calls: dict[str, list[str]] = defaultdict(list)
     for module in modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             match node:
                 case ast.Call(ast.Attribute(owner, "begin" | "reset" | "refuse")) if is_position(owner, module):
                     calls[module.where].append(f"{module.where}:{node.lineno}: {ast.unparse(node)}")
@@ -280,7 +280,7 @@ def test_one_module_changes_delivery_progress(modules):
         f"{module.where}:{target.lineno}: {ast.unparse(target)}"
         for module in modules
         if module.where not in DELIVERY
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
         for one in (node.targets if isinstance(node, ast.Assign) else [node.target])
         for target in ast.walk(one)
@@ -323,7 +323,7 @@ def test_clocks_are_those_of_the_event_loop(modules):
     for module in modules:
         if module.name.startswith(("tailrace.embedded", "tailrace.cli", "tailrace.testing")):
             continue
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             match node:
                 case ast.Attribute(ast.Name("time"), "time") if module.where in WALL_CLOCK:
                     pass

@@ -216,6 +216,8 @@ def declare(app, kind, act):
         "dependencies": handle_with,
         "plain dependencies": handle_plain_with,
     }
+    if "batch" in kind:
+        options["max_wait_ms"] = 1
     declared = app.batch_handler if "batch" in kind else app.handler
     declared("t", **options)(functions.get(kind, handle))
 

@@ -1,4 +1,4 @@
-"""CPU time of a thread, independent of garbage from earlier tests.
+"""CPU time of a thread, independent of objects from earlier tests.
 
 A full garbage collection examines all objects of the process, which takes long after thousands of tests, and may occur
 during any measurement.
@@ -14,8 +14,7 @@ from time import thread_time
 
 @contextmanager
 def cpu_time() -> Iterator[Callable[[], float]]:
-    """Yield a function that returns the CPU seconds of this thread; only new garbage is collected meanwhile."""
-    gc.collect()
+    """Yield a function that returns the CPU seconds of this thread; only new objects are examined meanwhile."""
     gc.freeze()
     start = thread_time()
     try:
