@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         UnknownTopicError,
         UnreadableBatchError,
         UnsupportedVersionError,
+        WrongBrokerError,
     )
     from tailrace.observe.statistics import AppStatistics, ConsumerStatistics
     from tailrace.records import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
@@ -145,6 +146,7 @@ __all__ = [
     "UnreadableBatchError",
     "UnsupportedVersionError",
     "WorkerPool",
+    "WrongBrokerError",
     "run",
 ]
 

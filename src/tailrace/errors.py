@@ -5,6 +5,7 @@ TailraceError
 ├── ConsumerStateError               call not possible now: not started, closed, two readers, …
 ├── BrokerConnectionError            no response from a broker
 │   ├── NodeNotConnectedError        no connection to a broker at present
+│   ├── WrongBrokerError             another cluster or node than expected at an address
 │   ├── AuthenticationError          TLS or SASL failed
 │   └── RequestTimedOutError         no response in time
 ├── UnsupportedVersionError          broker too old or too new for a request
@@ -97,6 +98,7 @@ __all__ = [
     "UnknownTopicError",
     "UnreadableBatchError",
     "UnsupportedVersionError",
+    "WrongBrokerError",
     "broker_error",
 ]
 
@@ -122,6 +124,14 @@ class BrokerConnectionError(TailraceError):
 
 class NodeNotConnectedError(BrokerConnectionError):
     """There is no connection to the broker at present. A retry after a backoff may succeed."""
+
+
+class WrongBrokerError(BrokerConnectionError):
+    """A connection reached another cluster or node than its address stood for. It was closed before other requests.
+
+    The address was reused, or a proxy, load balancer or DNS entry leads elsewhere. A retry succeeds once the address is
+    right again. To use another cluster at the same address, create another consumer or producer.
+    """
 
 
 class AuthenticationError(BrokerConnectionError):

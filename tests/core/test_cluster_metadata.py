@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.core.cluster_metadata import ClusterMetadata, Leadership, is_other_log
+from tailrace.core.cluster_metadata import ClusterMetadata, ExpectedBroker, Leadership, is_other_log
 from tailrace.error_codes import ErrorCode
 from tailrace.protocol.metadata import BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
 from tailrace.records import TopicPartition
@@ -171,3 +171,26 @@ def test_leader_epochs_never_decrease(answers):
         after = topology.leader(ONE)
         assert after.epoch == max(before.epoch, epoch)
         assert after.leader_id == leader or after == before
+
+
+# ---- broker that a connection has reached ----------------------------------------------------------------------
+
+PAIR = {1: ("a", 9092), 2: ("b", 9092)}
+
+
+@pytest.mark.parametrize(
+    ("node_id", "cluster_id", "brokers", "found"),
+    [
+        pytest.param(1, "ours", PAIR, "", id="it is the broker"),
+        pytest.param(1, "theirs", PAIR, "a broker of cluster theirs", id="another cluster"),
+        pytest.param(2, "ours", PAIR, "broker 1", id="the address is now another node's"),
+        pytest.param(-1, "ours", PAIR, "", id="any node of the cluster is right"),
+        pytest.param(-1, "theirs", PAIR, "a broker of cluster theirs", id="any node of another cluster is wrong"),
+        pytest.param(3, "ours", {3: ("a", 1)}, "", id="a node that moves has no address yet"),
+        pytest.param(2, "ours", {1: ("a", 9092), 2: ("a", 9092)}, "", id="shared address"),
+        pytest.param(1, None, PAIR, "", id="a service without cluster ids"),
+    ],
+)
+def test_a_connection_reaches_the_expected_broker_or_names_another(node_id, cluster_id, brokers, found):
+    """Another broker is named only if the metadata of the connection proves it."""
+    assert ExpectedBroker("ours", node_id).mismatch(cluster_id, brokers, ("a", 9092)) == found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import sys
 import time
@@ -32,7 +33,7 @@ from tailrace.observe.events import (
     CoordinatorLost,
     MetadataRefreshFailed,
 )
-from tailrace.protocol.metadata import BrokerMetadata, FindCoordinatorRequest, MetadataRequest
+from tailrace.protocol.metadata import BrokerMetadata, DescribeClusterRequest, FindCoordinatorRequest, MetadataRequest
 from tailrace.records import TopicPartition
 from tests.support.event_recorder import EventRecorder
 from tests.support.net.open_connections import cluster_at
@@ -291,12 +292,13 @@ async def test_the_cluster_is_bootstrapped_again_when_all_brokers_are_gone(own_k
     events = EventRecorder()
     async with cluster_at(f"{own_kafka.bootstrap_servers},{direct}", events=events) as cluster:
         await cluster.bootstrap()
-        old_id = cluster.topology.cluster_id
+        # The other broker stands for another one of the same cluster.
+        cluster.topology = dataclasses.replace(cluster.topology, cluster_id=None)
         old = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="the coordinator")
         await asyncio.to_thread(own_kafka.stop)
         await cluster.refresh()
 
-        assert cluster.topology.cluster_id not in {None, old_id}
+        assert cluster.topology.cluster_id is not None
         new = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="the coordinator")
         assert new.port != old.port
         assert await new.send(MetadataRequest(()))
@@ -353,7 +355,17 @@ def before_the_move(dead):
 
 async def test_a_coordinator_is_used_at_the_address_of_its_lookup(kafka, address, name):
     """A coordinator that has come back under another address is reached before the metadata has that address."""
-    with closed_port() as dead, kafka.proxy.edit_answer(MetadataRequest, before_the_move(dead), times=None):
+
+    def both(answer):
+        # The one broker stands for two at its address.
+        (node,) = answer.brokers
+        return replace(answer, brokers=(node, replace(node, broker_id=2)))
+
+    with (
+        closed_port() as dead,
+        kafka.proxy.edit_answer(MetadataRequest, before_the_move(dead), times=None),
+        kafka.proxy.edit_answer(DescribeClusterRequest, both, times=None),
+    ):
         async with cluster_at(address) as cluster:
             await cluster.bootstrap()
             assert cluster.broker(1).address == dead

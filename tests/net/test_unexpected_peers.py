@@ -331,27 +331,33 @@ async def test_api_versions_is_repeated_in_a_version_that_the_broker_supports(ne
     async with Peer(scripted(answer)) as peer, dialled(peer.address) as connection:
         assert await connection.send(MetadataRequest(()), 5) == ONE_BROKER
 
-    assert [4, newest or 0] == asked
+    assert [5, newest or 0] == asked
 
 
 @pytest.mark.parametrize(
-    ("newest", "asked"), [(2, [4, 0, 0]), (4, [4, 0, 4])], ids=["knows up to version 2", "was closed by chance"]
+    ("newest", "refuses", "asked"),
+    [
+        pytest.param(2, lambda version, _: version > 2, [5, 0, 2, 2], id="knows up to version 2"),
+        pytest.param(5, lambda _, before: not before, [5, 0, 5, 5], id="was closed by chance"),
+        pytest.param(5, lambda version, _: version > 0, [5, 0, 5, 0, 0], id="offers more than it knows"),
+    ],
 )
-async def test_a_broker_that_closes_the_connection_on_api_versions_is_asked_again_in_version_0(newest, asked):
-    """After a reset on ApiVersions, version 0 is sent on a new connection; it is remembered if the broker is old."""
+async def test_a_broker_that_closes_the_connection_on_api_versions_is_asked_again_in_version_0(newest, refuses, asked):
+    """After a reset on ApiVersions, version 0 is sent on a new connection; later ones begin with what is known."""
     versions = []
 
     def answer(request, header):
         if not isinstance(request, ApiVersionsRequest):
             return ONE_BROKER
+        is_refused = refuses(header.version, list(versions))
         versions.append(header.version)
-        if len(versions) == 1:
+        if is_refused:
             raise ConnectionResetError
         return offer(ApiVersions=(0, newest))
 
     async with Peer(scripted(answer)) as peer:
         dialer = Dialer(configured(peer.address))
-        for _ in range(2):
+        for _ in range(3):
             connection = await dialer.dial(*split_address(peer.address))
             assert await connection.send(MetadataRequest(()), 5) == ONE_BROKER
             connection.close()

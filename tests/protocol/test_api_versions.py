@@ -23,10 +23,11 @@ from tailrace.protocol.handshake import (
     ApiVersionRange,
     ApiVersionsResponse,
     BrokerVersions,
+    FinalizedFeature,
 )
 from tailrace.protocol.metadata import MetadataRequest
 from tailrace.protocol.records import FetchRequest
-from tailrace.protocol.transactions import PUBLISHING, TRANSACTIONS
+from tailrace.protocol.transactions import PUBLISHING, TRANSACTIONS, transaction_version
 from tailrace.testing.faults import APIS, api_by_key
 
 
@@ -141,3 +142,23 @@ def test_the_error_lists_all_missing_apis():
     """One error lists all missing APIs."""
     with pytest.raises(UnsupportedVersionError, match=r"JoinGroup: .*; .*OffsetFetch: .*does not support this API"):
         offered(JoinGroup=(0, 1), OffsetFetch=()).check_consuming()
+
+
+@pytest.mark.parametrize(
+    ("finalized", "produce", "version"),
+    [
+        pytest.param(2, 13, 2, id="finalized"),
+        pytest.param(3, 13, 2, id="a later version"),
+        pytest.param(1, 13, 1, id="offered and not finalized"),
+        pytest.param(None, 13, 1, id="offered without features"),
+        pytest.param(2, 11, 1, id="features that a proxy passes on"),
+    ],
+)
+def test_transactions_have_the_finalized_version(finalized, produce, version):
+    """Version 2 of transactions is used if it is finalized, and the broker offers its requests."""
+    ranges = {api.name: ApiVersionRange(api.key, api.versions[0], api.versions[-1]) for api in APIS}
+    ranges["Produce"] = ApiVersionRange(0, 3, produce)
+    features = () if finalized is None else (FinalizedFeature("transaction.version", finalized, finalized),)
+    answer = ApiVersionsResponse(0, tuple(ranges.values()), finalized_features=features)
+
+    assert transaction_version(BrokerVersions(answer)) == version

@@ -32,7 +32,6 @@ NAMES = {
 
 # Tagged fields that tailrace does not read and skips as unknown.
 PASSED_OVER = {
-    "finalized_features_epoch",
     "zk_migration_ready",
     "snapshot_id",
     "cluster_id",

@@ -123,7 +123,7 @@ class _Steps:
 
         The values of ``requests`` are the broker's node id and the request.
         """
-        limit_s = max(0.0, self._deadline - asyncio.get_running_loop().time()) / self._remaining_steps
+        limit_s = self.time_limit_s
         self._remaining_steps -= 1
         answers: dict[KeyT, ResponseT] = {}
         unanswered = {key: node_id for key, (node_id, _) in requests.items()}
@@ -151,6 +151,11 @@ class _Steps:
             else:
                 self._give_up(node_id, f"no answer within {limit_s:.1f} s")
         return answers
+
+    @property
+    def time_limit_s(self) -> float:
+        """Time in seconds that the next step may take."""
+        return max(0.0, self._deadline - asyncio.get_running_loop().time()) / self._remaining_steps
 
     def _give_up(self, node_id: int, reason: str) -> None:
         if node_id not in self._unreachable:
@@ -233,7 +238,10 @@ async def _log_bounds(
             (leader_id, timestamp): (
                 leader_id,
                 list_offsets_request(
-                    topology, dict.fromkeys(partitions, timestamp), isolation_level=steps.isolation_level
+                    topology,
+                    dict.fromkeys(partitions, timestamp),
+                    isolation_level=steps.isolation_level,
+                    timeout_s=steps.time_limit_s,
                 ),
             )
             for leader_id, partitions in by_leader.items()

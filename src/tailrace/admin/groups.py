@@ -442,10 +442,11 @@ async def delete_group(cluster: Cluster, group_id: str, *, timeout_s: float = DE
         timeout_s=timeout_s,
         what=what,
     )
-    codes = {group.group_id: group.error_code for group in answer.groups}
-    code = codes.get(group_id, ErrorCode.UNKNOWN_SERVER_ERROR)
+    result = next((one for one in answer.groups if one.group_id == group_id), None)
+    code = ErrorCode.UNKNOWN_SERVER_ERROR if result is None else result.error_code
     if code == ErrorCode.NON_EMPTY_GROUP:
         described = await describe_group(cluster, group_id, timeout_s=timeout_s)
         raise _not_empty_error(group_id, described.members, "deleting the group")
     if code not in {ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND}:
-        raise broker_error(code, f"group {group_id!r} was not deleted")
+        reason = None if result is None else result.error_message
+        raise broker_error(code, f"group {group_id!r} was not deleted" + (f": {reason}" if reason else ""))

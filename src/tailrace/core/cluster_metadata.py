@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from tailrace.error_codes import ErrorCode
@@ -22,6 +22,7 @@ from tailrace.records import TopicPartition
 __all__ = [
     "ILLEGAL_IN_TOPIC_NAME",
     "ClusterMetadata",
+    "ExpectedBroker",
     "Leadership",
     "NamePattern",
     "TopicInfo",
@@ -48,6 +49,32 @@ def topic_name_fault(name: object) -> str:
 
 
 # ---- brokers, topics, and partition leaders --------------------------------------------------------------------------
+
+
+class ExpectedBroker(NamedTuple):
+    """Broker that a connection must reach."""
+
+    cluster_id: str
+    node_id: int
+    """Node id; negative for an address of ``bootstrap_servers``, which any broker of the cluster may have."""
+
+    def mismatch(self, cluster_id: str | None, brokers: Mapping[int, tuple[str, int]], address: tuple[str, int]) -> str:
+        """Return the broker that has answered if it is another one; empty if it may be the expected one.
+
+        The answer does not contain the node id of its sender. Another node answers if the cluster has another node, and
+        not the expected one, at the address.
+
+        Args:
+            cluster_id: id of the cluster in the answer; None or empty if it has none.
+            brokers: host and port of each node in the answer.
+            address: host and port of the connection.
+        """
+        if cluster_id and cluster_id != self.cluster_id:
+            return f"a broker of cluster {cluster_id}"
+        at_address = sorted(node_id for node_id, one in brokers.items() if one == address)
+        if self.node_id >= 0 and at_address and self.node_id not in at_address:
+            return f"broker {at_address[0]}"
+        return ""
 
 
 class NamePattern(Protocol):
@@ -108,7 +135,7 @@ class ClusterMetadata:
             MappingProxyType({broker.node_id: broker for broker in answer.brokers}),
             MappingProxyType(topics),
             MappingProxyType(errors),
-            answer.cluster_id,
+            answer.cluster_id or self.cluster_id,
             answer.controller_id,
             self.hides_internal,
         )

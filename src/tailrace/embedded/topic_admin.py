@@ -142,7 +142,8 @@ class TopicAdmin:
             for address, of_leader in self._by_leader(name, sorted(unserved)).items():
                 requested = tuple(ListOffsetsPartition(name, one, _EARLIEST) for one in of_leader)
                 with contextlib.suppress(OSError):
-                    answer = self._send(address, ListOffsetsRequest(requested), _LEADER_TIMEOUT_S)
+                    request = ListOffsetsRequest(requested, timeout_ms=1_000 * _LEADER_TIMEOUT_S)
+                    answer = self._send(address, request, _LEADER_TIMEOUT_S)
                     unserved -= {listed.partition for listed in answer.partitions if not listed.error_code}
             if not unserved:
                 return

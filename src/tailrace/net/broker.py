@@ -17,6 +17,7 @@ import anyio
 
 from tailrace.config import ConsumerConfig
 from tailrace.core.backoff import Backoff
+from tailrace.core.cluster_metadata import ExpectedBroker
 from tailrace.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -24,10 +25,11 @@ from tailrace.errors import (
     RequestTimedOutError,
     TailraceError,
     UnsupportedVersionError,
+    WrongBrokerError,
 )
 from tailrace.net.connection import Connection, not_sent_error
 from tailrace.net.dialer import Dialer
-from tailrace.observe.events import BrokerUnreachable, ConnectionLost, ConnectionOpened
+from tailrace.observe.events import BrokerUnreachable, ConnectionLost, ConnectionOpened, WrongBrokerReached
 from tailrace.observe.hooks import Observer
 from tailrace.protocol.groups import (
     HeartbeatRequest,
@@ -93,6 +95,7 @@ class Broker:
         host: name or address.
         port: port of the listener.
         rack: rack of the broker; None if none is configured.
+        cluster_id: cluster that each connection must reach, with the node id; None to accept any broker.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class Broker:
         self.dialer: Dialer = dialer
         self.observer: Observer = observer
         self.on_unreachable: Callable[[], None] | None = on_unreachable
+        self.cluster_id: str | None = None
         self._connections: dict[ChannelKey, _ReplaceableConnection] = {}
         self._may_connect = connects_on_demand
 
@@ -127,6 +131,11 @@ class Broker:
     def address(self) -> str:
         """Host and port, for messages."""
         return f"{self.host}:{self.port}"
+
+    @property
+    def expected(self) -> ExpectedBroker | None:
+        """Broker that each connection must reach; None to accept any."""
+        return None if self.cluster_id is None else ExpectedBroker(self.cluster_id, self.id)
 
     def is_connected(self, channel: Channel = Channel.MAIN) -> bool:
         """Return True while the shared connection of a channel is open."""
@@ -180,7 +189,7 @@ class Broker:
             UnsupportedVersionError: the broker and tailrace have no version of the request in common.
         """
         connection = await self.connection_for(ChannelKey(CHANNEL_OF.get(type(request), Channel.MAIN)), timeout_s)
-        return connection.broker_versions.version_of(request.api, request.newest_version)
+        return connection.broker_versions.version_of(request.api, request.newest_version, request.oldest_version)
 
     async def connection_for(self, key: ChannelKey, timeout_s: float | None = None) -> Connection:
         """Return the connection for ``key``; open it if necessary.
@@ -270,23 +279,23 @@ class _ReplaceableConnection:
         if self.current is not None:
             self.current.close()
             self.current = None
-        connection: Connection | None = None
+        broker, connection = self._broker, None
         self._dial_scope = anyio.CancelScope()
         with self._dial_scope:
             if not self._is_closed:
                 try:
-                    connection = await self._broker.dialer.dial(self._broker.host, self._broker.port)
+                    connection = await broker.dialer.dial(broker.host, broker.port, broker.expected)
                 except TailraceError as error:
                     self._on_failure(error)
                     raise
         if connection is None or self._is_closed:
             if connection is not None:
                 connection.close()
-            raise NodeNotConnectedError(f"{self._broker.address}: closed before it was connected")
+            raise NodeNotConnectedError(f"{broker.address}: closed before it was connected")
         self._failures = 0
         self.current = connection
         connection.on_lost = self._on_lost
-        self._broker.observer.emit(ConnectionOpened(connection.address, str(self._key)))
+        broker.observer.emit(ConnectionOpened(connection.address, str(self._key)))
         return connection
 
     def _on_failure(self, error: TailraceError) -> None:
@@ -294,15 +303,20 @@ class _ReplaceableConnection:
         self._failure = error
         chance = random.random()  # noqa: S311 - not for secrets
         self._retry_at = asyncio.get_running_loop().time() + self._backoff.pause_s(self._failures, chance)
-        if not isinstance(error, AuthenticationError):
+        if isinstance(error, WrongBrokerError):
+            self._broker.observer.emit(WrongBrokerReached(self._broker.address, str(error), error))
+        elif not isinstance(error, AuthenticationError):
             self._broker.observer.emit(BrokerUnreachable(self._broker.address, str(error), error))
-            if self._broker.on_unreachable is not None:
-                self._broker.on_unreachable()
+        if not isinstance(error, AuthenticationError) and self._broker.on_unreachable is not None:
+            self._broker.on_unreachable()
 
     def _failure_during_backoff(self, pause_s: float) -> TailraceError:
         # Callers retry after NodeNotConnectedError. A permanent error keeps its class, because a retry would also fail.
-        is_permanent = isinstance(self._failure, AuthenticationError | UnsupportedVersionError | ConfigurationError)
-        error_class = type(self._failure) if is_permanent else NodeNotConnectedError
+        # Another broker at the address is not a reason to try less, but the user must learn of it.
+        keeps_class = isinstance(
+            self._failure, AuthenticationError | UnsupportedVersionError | ConfigurationError | WrongBrokerError
+        )
+        error_class = type(self._failure) if keeps_class else NodeNotConnectedError
         return error_class(f"{self._failure} ({self._failures} attempts, next in {pause_s:.1f} s)")
 
     def _on_lost(self, reason: TailraceError) -> None:

@@ -20,7 +20,7 @@ from tailrace.awaitables import AutoResetEvent
 from tailrace.config import ConsumerConfig, split_address
 from tailrace.context_managers import contextmanager
 from tailrace.core.backoff import Backoff
-from tailrace.core.cluster_metadata import ClusterMetadata
+from tailrace.core.cluster_metadata import ClusterMetadata, ExpectedBroker
 from tailrace.error_codes import name_of
 from tailrace.errors import (
     AuthenticationError,
@@ -32,19 +32,21 @@ from tailrace.errors import (
     RequestTimedOutError,
     TailraceError,
     UnsupportedVersionError,
+    WrongBrokerError,
     broker_error,
 )
 from tailrace.net.broker import Broker, Channel, ChannelKey
-from tailrace.net.dialer import Dialer
+from tailrace.net.dialer import Dialer, wrong_broker
 from tailrace.observe.events import (
     ClusterRebootstrapped,
     CoordinatorFound,
     CoordinatorLost,
     CredentialsUnencrypted,
     MetadataRefreshFailed,
+    WrongBrokerReached,
 )
 from tailrace.observe.hooks import Observer
-from tailrace.protocol.handshake import Capability
+from tailrace.protocol.handshake import BrokerVersions, Capability
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import (
     BrokerMetadata,
@@ -61,6 +63,7 @@ __all__ = ["Cluster", "MetadataRefresher"]
 ResultT = TypeVar("ResultT")
 ResponseT = TypeVar("ResponseT")
 
+_ANY_NODE = -1
 _STAGGER_S = 0.25
 """Time in seconds to wait for an answer before the request is also sent to the next broker or bootstrap address."""
 
@@ -140,7 +143,10 @@ class Cluster:
         await asyncio.sleep(number * _STAGGER_S)
         broker = self._new_broker(BrokerMetadata(-1 - number, host, port))
         try:
-            return _checked(await broker.send(self._metadata_request()), broker.address)
+            return self._checked(await broker.send(self._metadata_request()), broker.host, broker.port)
+        except WrongBrokerError as error:
+            self._observer.emit(WrongBrokerReached(broker.address, str(error), error))
+            raise
         finally:
             broker.close()
 
@@ -200,7 +206,7 @@ class Cluster:
 
     async def _request_metadata(self) -> None:
         try:
-            self._update(_checked(await self.send_to_any(self._metadata_request()), "the cluster"))
+            self._update(self._checked(await self.send_to_any(self._metadata_request())))
         except BrokerConnectionError as error:
             self._observer.emit(MetadataRefreshFailed(str(error), error))
             # All known brokers are gone or have moved: bootstrap again (KIP-899, KIP-1102).
@@ -227,6 +233,25 @@ class Cluster:
         watched = self._requested_topics = self._watched_topics
         return MetadataRequest(None if watched is None else tuple(MetadataTopic(name) for name in sorted(watched)))
 
+    def _checked(self, answer: MetadataResponse, host: str = "", port: int = 0) -> MetadataResponse:
+        """Return ``answer``, which came from ``host`` and ``port``, or from any broker of the cluster.
+
+        Raises:
+            BrokerConnectionError: ``answer`` has an error code, or lists no brokers, for example because the broker has
+                just started.
+            WrongBrokerError: ``answer`` is of another cluster than the metadata so far.
+        """
+        source = f"{host}:{port}" if host else "the cluster"
+        if answer.error_code:
+            raise BrokerConnectionError(f"{source} returned no metadata ({name_of(answer.error_code)})")
+        if not answer.brokers:
+            raise BrokerConnectionError(f"{source} lists no brokers - is it still starting?")
+        if self.topology.cluster_id is not None:
+            expected = ExpectedBroker(self.topology.cluster_id, _ANY_NODE)
+            if found := expected.mismatch(answer.cluster_id, {}, (host, port)):
+                raise WrongBrokerError(wrong_broker(source, expected, found))
+        return answer
+
     def _update(self, answer: MetadataResponse) -> None:
         self.topology = self.topology.updated(answer)
         self._refresh_count, self._refresh_error = self._refresh_count + 1, None
@@ -240,7 +265,10 @@ class Cluster:
         if self._is_closed:
             raise NodeNotConnectedError("the cluster was closed")
         on_unreachable = None if node.node_id < 0 else self._note_stale
-        return Broker(node, self._dialer, self._observer, connects_on_demand=True, on_unreachable=on_unreachable)
+        broker = Broker(node, self._dialer, self._observer, connects_on_demand=True, on_unreachable=on_unreachable)
+        if node.node_id >= 0:
+            broker.cluster_id = self.topology.cluster_id
+        return broker
 
     def _use_address(self, node: BrokerMetadata) -> None:
         """Add a broker that is unknown, and replace one that has another address than ``node``."""
@@ -265,6 +293,11 @@ class Cluster:
         self.topology = self.topology.with_leader(partition, leader_id, epoch)
 
     # ---- brokers -----------------------------------------------------------------------------------------------
+
+    @property
+    def newest_versions(self) -> BrokerVersions | None:
+        """Versions of the connected broker that knows the newest finalized features; None before any connection."""
+        return self._dialer.newest_versions
 
     def broker(self, node_id: int) -> Broker:
         """Return the broker with this node id; it connects when it is first used.
@@ -438,22 +471,9 @@ def _timed_out(error: TailraceError, what: str, timeout_s: float) -> TailraceErr
     tried = f"{what}: tried for {timeout_s:.1f} s"
     if isinstance(error, BrokerError):
         return type(error)(error.code, tried if error.detail == what else f"{tried}; last error: {error.detail}")
-    kind = MalformedMessageError if isinstance(error, MalformedMessageError) else BrokerConnectionError
+    keeps_class = isinstance(error, MalformedMessageError | WrongBrokerError)
+    kind = type(error) if keeps_class else BrokerConnectionError
     return kind(f"{tried}; last error: {error}")
-
-
-def _checked(answer: MetadataResponse, source: str) -> MetadataResponse:
-    """Return ``answer``.
-
-    Raises:
-        BrokerConnectionError: ``answer`` has an error code, or lists no brokers, for example because the broker has
-            just started.
-    """
-    if answer.error_code:
-        raise BrokerConnectionError(f"{source} returned no metadata ({name_of(answer.error_code)})")
-    if not answer.brokers:
-        raise BrokerConnectionError(f"{source} lists no brokers - is it still starting?")
-    return answer
 
 
 async def _first_of(attempts: Sequence[Callable[[], Awaitable[ResultT]]]) -> ResultT:
@@ -462,6 +482,7 @@ async def _first_of(attempts: Sequence[Callable[[], Awaitable[ResultT]]]) -> Res
     Raises:
         AuthenticationError, UnsupportedVersionError, ConfigurationError: all attempts failed, and at least one with
             this error, which a retry would not resolve.
+        WrongBrokerError: all attempts failed in other ways, and at least one with this error.
         BrokerConnectionError: all attempts failed in other ways; the message lists the reasons.
     """
     found: list[ResultT] = []
@@ -483,7 +504,9 @@ async def _first_of(attempts: Sequence[Callable[[], Awaitable[ResultT]]]) -> Res
     permanent = AuthenticationError | UnsupportedVersionError | ConfigurationError
     permanent_error = next((failure for failure in failures if isinstance(failure, permanent)), None)
     reasons = "; ".join(dict.fromkeys(map(str, failures))) or "the metadata lists none"
-    raise permanent_error or BrokerConnectionError(f"no broker answers: {reasons}")
+    is_elsewhere = any(isinstance(failure, WrongBrokerError) for failure in failures)
+    kind = WrongBrokerError if is_elsewhere else BrokerConnectionError
+    raise permanent_error or kind(f"no broker answers: {reasons}")
 
 
 # ---- periodic refresh ------------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar, cast
 
-from tailrace.error_codes import ErrorCode
 from tailrace.errors import (
     AuthenticationError,
     BrokerConnectionError,
@@ -29,7 +28,7 @@ from tailrace.errors import (
     TailraceError,
 )
 from tailrace.installation import new_buffer
-from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse, BrokerVersions
+from tailrace.protocol.handshake import ApiVersionsResponse, BrokerVersions
 from tailrace.protocol.message import Api, Request
 
 __all__ = ["LIMIT", "Connection", "FrameProtocol", "guess_peer", "not_sent_error"]
@@ -158,9 +157,6 @@ def guess_peer(head: bytes) -> str | None:
 ResponseT = TypeVar("ResponseT")
 
 
-_UNSUPPORTED = ErrorCode.UNSUPPORTED_VERSION.to_bytes(2, "big")
-
-
 class _PendingRequest(NamedTuple):
     """Request that was sent and not answered yet."""
 
@@ -251,7 +247,7 @@ class Connection:
         """
         api = request.api
         if version is None:
-            version = self.broker_versions.version_of(api, request.newest_version)
+            version = self.broker_versions.version_of(api, request.newest_version, request.oldest_version)
             deadline = self._loop.time() + timeout_s
             # Check both conditions again after each wait: meanwhile, another caller may have begun a SASL exchange, in
             # which no other request may be sent.
@@ -263,8 +259,6 @@ class Connection:
             timeout_s = deadline - now
         frame = await self._write(api, request, version, timeout_s)
         self._used_at = self._loop.time()
-        if api is ApiVersionsRequest.api and frame[4:6] == _UNSUPPORTED:
-            version = 0  # In version 0, a broker refuses a version of ApiVersions that it does not support (KIP-511).
         try:
             answer: ResponseT = api.decode_response(frame, version)
         except MalformedMessageError as error:

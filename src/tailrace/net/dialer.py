@@ -17,7 +17,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from tailrace.config import ConsumerConfig
+from tailrace.core.cluster_metadata import ExpectedBroker
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import (
     AuthenticationError,
@@ -25,6 +28,7 @@ from tailrace.errors import (
     RequestTimedOutError,
     TailraceError,
     UnsupportedVersionError,
+    WrongBrokerError,
 )
 from tailrace.installation import VERSION
 from tailrace.net.connection import Connection
@@ -33,8 +37,9 @@ from tailrace.observe.events import TlsFilesRefused
 from tailrace.observe.hooks import Observer
 from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse, BrokerVersions
 from tailrace.protocol.message import Request
+from tailrace.protocol.metadata import DescribeClusterRequest, MetadataRequest
 
-__all__ = ["Dialer", "SocketAddress", "connected_socket", "keep_alive", "resolved"]
+__all__ = ["Dialer", "SocketAddress", "connected_socket", "keep_alive", "resolved", "wrong_broker"]
 
 # ---- addresses of hosts ----------------------------------------------------------------------------------------------
 
@@ -151,7 +156,14 @@ class _ClosedError(BrokerConnectionError):
 
 
 class _DialProgress:
-    """Progress of the attempt to open a connection."""
+    """Progress of the attempt to open a connection.
+
+    Attributes:
+        expected: broker to reach; None to accept any.
+    """
+
+    def __init__(self, expected: ExpectedBroker | None) -> None:
+        self.expected = expected
 
     address: SocketAddress | None = None
     """Address that has accepted the connection; None if none has."""
@@ -170,11 +182,17 @@ class Dialer:
         self._timeout_s = config.socket_connection_setup_timeout_ms / 1000
         self._failed_at: dict[tuple[str, int], dict[SocketAddress, float]] = {}
         """Times at which addresses of a host and port have failed since their last success."""
-        self._old: set[tuple[str, int]] = set()
-        """Hosts and ports that are asked for ApiVersions in version 0, because they close the connection on others."""
+        self._closings: dict[tuple[str, int], int] = {}
+        """Number of connections that a host and port has closed on a version of ApiVersions that it offers."""
+        self._newest_known: dict[tuple[str, int], int] = {}
+        """Newest version of ApiVersions that a host and port supports, which saves the answer that refuses a newer."""
+        self._newest_known_of_any = ApiVersionsRequest.api.versions[-1]
+        """Newest version of ApiVersions that the last broker supports."""
+        self.newest_versions: BrokerVersions | None = None
+        """Versions of the broker that knows the newest finalized features; None before the first connection."""
 
-    async def dial(self, host: str, port: int) -> Connection:
-        """Open a connection that is ready for requests.
+    async def dial(self, host: str, port: int, expected: ExpectedBroker | None = None) -> Connection:
+        """Open a connection that is ready for requests, and check that it reaches the ``expected`` broker.
 
         If the host has several addresses, and one of them accepts the connection but then fails, the others are tried
         (KIP-302). An address that has failed is tried last the next time.
@@ -182,13 +200,14 @@ class Dialer:
         Raises:
             RequestTimedOutError: the steps took longer than ``socket_connection_setup_timeout_ms`` for each address.
             BrokerConnectionError: the host is unknown or not reachable, or the peer is not a Kafka broker.
+            WrongBrokerError: another broker than ``expected`` has answered.
             AuthenticationError: TLS or SASL failed, on this side or the broker's.
             UnsupportedVersionError: the broker is too old.
         """
         failures: list[TailraceError] = []
         left = await self._resolve(host, port)
         while True:
-            progress = _DialProgress()
+            progress = _DialProgress(expected)
             try:
                 return await self._open(host, port, left, progress)
             except (BrokerConnectionError, UnsupportedVersionError) as error:
@@ -223,7 +242,9 @@ class Dialer:
         Some brokers close the connection on a version of ApiVersions that they do not know, instead of answering with
         error 35. They are asked again in version 0 on a new connection.
         """
-        newest = 0 if (host, port) in self._old else ApiVersionsRequest.api.versions[-1]
+        newest = self._newest_known.get((host, port), self._newest_known_of_any)
+        if self._closings.get((host, port), 0) >= _CLOSINGS:
+            newest = 0
         try:
             return await self._attempt(host, port, addresses, progress, newest)
         except _ClosedError as error:
@@ -234,8 +255,9 @@ class Dialer:
                 connection = await self._attempt(host, port, [progress.address], progress, 0)
             except _ClosedError:
                 raise BrokerConnectionError(f"{error} ApiVersions was sent in versions {newest} and 0.") from None
-        if newest not in connection.broker_versions.range_of(ApiVersionsRequest.api):
-            self._old.add((host, port))
+        if newest in connection.broker_versions.range_of(ApiVersionsRequest.api):
+            # It was closed by chance, or the broker offers more than it supports.
+            self._closings[host, port] = self._closings.get((host, port), 0) + 1
         return connection
 
     async def _attempt(
@@ -246,9 +268,11 @@ class Dialer:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._connect(connection, host, port, addresses, progress)
-                await self._agree_on_versions(connection, newest)
+                is_checked = await self._agree_on_versions(connection, newest, progress.expected)
                 progress.is_logging_in = True
                 await self._log_in(connection, host)
+                if progress.expected is not None and not is_checked:
+                    await self._check_identity(connection, host, port, progress.expected)
         except BaseException as error:
             connection.close()
             if progress.address is not None:
@@ -261,6 +285,7 @@ class Dialer:
             raise
         assert progress.address is not None
         failed.pop(progress.address, None)
+        self._note_versions(host, port, connection.broker_versions)
         return connection
 
     async def _connect(
@@ -283,13 +308,19 @@ class Dialer:
         except OSError as error:
             raise BrokerConnectionError(f"{host}:{port}: {_connect_failure(error)}") from None
 
-    async def _agree_on_versions(self, connection: Connection, newest: int) -> None:
+    async def _agree_on_versions(self, connection: Connection, newest: int, expected: ExpectedBroker | None) -> bool:
+        """Request the versions of the broker; return True if the broker has checked that it is ``expected``."""
         request = ApiVersionsRequest("tailrace", VERSION)
+        if expected is not None and expected.node_id >= 0:
+            request = replace(request, cluster_id=expected.cluster_id, node_id=expected.node_id)
         answer = await self._ask(connection, request, newest)
         if answer.error_code == ErrorCode.UNSUPPORTED_VERSION:
             # This response is encoded as version 0, and lists the versions that the broker supports (KIP-511).
-            newest = min([newest, *(one.max_version for one in answer.api_keys if one.api_key == request.api.key)])
-            answer = await self._ask(connection, request, newest if answer.api_keys else 0)
+            of_broker = (one.max_version for one in answer.api_keys if one.api_key == request.api.key)
+            newest = min([newest, *of_broker]) if answer.api_keys else 0
+            answer = await self._ask(connection, request, newest)
+        if answer.error_code == ErrorCode.REBOOTSTRAP_REQUIRED and expected is not None:
+            raise WrongBrokerError(wrong_broker(connection.address, expected, "another broker"))
         if answer.error_code:
             raise UnsupportedVersionError(f"{connection.address}: ApiVersions failed with code {answer.error_code}")
         connection.broker_versions = BrokerVersions(answer)
@@ -297,6 +328,39 @@ class Dialer:
             connection.broker_versions.check_consuming()
         except UnsupportedVersionError as error:
             raise UnsupportedVersionError(f"{connection.address}: {error}") from None
+        return newest >= _CHECKS_IDENTITY and request.cluster_id is not None
+
+    async def _check_identity(self, connection: Connection, host: str, port: int, expected: ExpectedBroker) -> None:
+        """Check that the broker is ``expected`` by its description of the cluster; it cannot check that itself.
+
+        Raises:
+            WrongBrokerError: it is another broker.
+        """
+        versions = connection.broker_versions
+        cluster_id: str | None = None
+        brokers: dict[int, tuple[str, int]] | None = None
+        if DescribeClusterRequest.api in versions:
+            version = versions.version_of(DescribeClusterRequest.api)
+            described = await connection.send(DescribeClusterRequest(), self._timeout_s, version=version)
+            if not described.error_code:
+                cluster_id, brokers = (
+                    described.cluster_id,
+                    {one.broker_id: (one.host, one.port) for one in described.brokers},
+                )
+        if brokers is None:
+            version = versions.version_of(MetadataRequest.api)
+            metadata = await connection.send(MetadataRequest(()), self._timeout_s, version=version)
+            cluster_id, brokers = metadata.cluster_id, {one.node_id: (one.host, one.port) for one in metadata.brokers}
+        if found := expected.mismatch(cluster_id, brokers, (host, port)):
+            raise WrongBrokerError(wrong_broker(connection.address, expected, found))
+
+    def _note_versions(self, host: str, port: int, versions: BrokerVersions) -> None:
+        of_broker = versions.range_of(ApiVersionsRequest.api)
+        if of_broker:
+            newest = min(of_broker[-1], ApiVersionsRequest.api.versions[-1])
+            self._newest_known[host, port] = self._newest_known_of_any = newest
+        if self.newest_versions is None or versions.finalized_epoch >= self.newest_versions.finalized_epoch:
+            self.newest_versions = versions
 
     async def _log_in(self, connection: Connection, host: str) -> None:
         if not self.config.security_protocol.startswith("SASL"):
@@ -325,6 +389,22 @@ class Dialer:
             advice = "" if " - " in str(error) else f" - {_WRONG_LISTENER_ADVICE[self.config.security_protocol]}"
             kind = _ClosedError if connection.is_closed_by_peer else BrokerConnectionError
             raise kind(f"{error}{advice}") from None
+
+
+_CLOSINGS = 2
+"""Number of closed connections after which a broker that offers too much is asked for ApiVersions in version 0."""
+_CHECKS_IDENTITY = 5
+"""First version of ApiVersions in which the broker checks the ids of cluster and node (KIP-1242)."""
+
+
+def wrong_broker(address: str, expected: ExpectedBroker, found: str) -> str:
+    """Return the message of a WrongBrokerError; ``found`` is the broker that has answered at ``address``."""
+    node = "any broker" if expected.node_id < 0 else f"broker {expected.node_id}"
+    return (
+        f"{address}: {found} answered instead of {node} of cluster {expected.cluster_id}, so the connection was closed"
+        " - check where the address leads (DNS, load balancer, advertised.listeners); if the cluster was replaced,"
+        " restart this process"
+    )
 
 
 _SASL_ADVICE = "if the listener requires SASL, set security_protocol to 'SASL_PLAINTEXT' or 'SASL_SSL'"

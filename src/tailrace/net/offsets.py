@@ -54,6 +54,8 @@ DEFAULT_TIMEOUT_S = 30.0
 """Default time limit of an operation, in seconds."""
 _FIRST_VERSION_WITH_TOPIC_IDS = 10
 """First version of OffsetCommit that contains topic ids."""
+_REMOTE_SHARE = 0.9
+"""Share of a request's time in which the broker may read remote storage."""
 
 # ---- committed offsets of a group ------------------------------------------------------------------------------------
 
@@ -264,9 +266,14 @@ async def list_offsets(
     if isolation_level is None:
         isolation_level = int(cluster.config.isolation_level == "read_committed")
 
+    timeout_of_request_s = min(timeout_s, cluster.config.request_timeout_ms / 1000)
+
     def request(partitions: Iterable[TopicPartition]) -> ListOffsetsRequest:
         return list_offsets_request(
-            cluster.topology, {one: wanted[one] for one in partitions}, isolation_level=isolation_level
+            cluster.topology,
+            {one: wanted[one] for one in partitions},
+            isolation_level=isolation_level,
+            timeout_s=timeout_of_request_s,
         )
 
     return await _ask_leaders(cluster, wanted, request, timeout_s=timeout_s, what="listing offsets")
@@ -289,19 +296,29 @@ async def list_offsets_of_leader(
         isolation_level: 1 for read_committed, 0 for read_uncommitted.
         timeout_s: time to wait for the answer in seconds; by default ``request_timeout_ms``.
     """
-    request = list_offsets_request(cluster.topology, wanted, isolation_level=isolation_level)
+    timeout_s = cluster.config.request_timeout_ms / 1000 if timeout_s is None else timeout_s
+    request = list_offsets_request(cluster.topology, wanted, isolation_level=isolation_level, timeout_s=timeout_s)
     return await _ask_leader(cluster, leader_id, request, wanted, timeout_s)
 
 
 def list_offsets_request(
-    topology: ClusterMetadata, wanted: Mapping[TopicPartition, int], *, isolation_level: int
+    topology: ClusterMetadata, wanted: Mapping[TopicPartition, int], *, isolation_level: int, timeout_s: float
 ) -> ListOffsetsRequest:
-    """Return the request for offsets at timestamps, with the leader epochs that this client knows."""
+    """Return the request for offsets at timestamps, with the leader epochs that this client knows.
+
+    Args:
+        topology: metadata of the cluster.
+        wanted: timestamp in milliseconds, EARLIEST or LATEST for each partition.
+        isolation_level: 1 for read_committed, 0 for read_uncommitted.
+        timeout_s: time to wait for the answer in seconds. A broker that reads remote storage (KIP-1075) answers with
+            an error shortly before, so that the connection is not closed for want of an answer.
+    """
     entries = (
         ListOffsetsPartition(*one, timestamp, current_leader_epoch=_epoch_of(topology, one))
         for one, timestamp in wanted.items()
     )
-    return ListOffsetsRequest(tuple(entries), isolation_level=isolation_level)
+    timeout_ms = round(timeout_s * _REMOTE_SHARE * 1000)
+    return ListOffsetsRequest(tuple(entries), isolation_level=isolation_level, timeout_ms=timeout_ms)
 
 
 async def epoch_end_offsets(

@@ -99,6 +99,7 @@ __all__ = [
     "TransactionsStalled",
     "WorkerExited",
     "WorkerStarted",
+    "WrongBrokerReached",
 ]
 
 Partitions = frozenset[TopicPartition]
@@ -183,6 +184,22 @@ class BrokerUnreachable(Event):
     repeated_s = 30.0
     address: str
     """Host and port of the broker."""
+    reason: str
+    exception: BaseException | None = None
+
+
+class WrongBrokerReached(Event):
+    """A connection reached another cluster or node than expected, and was closed before other requests were sent.
+
+    So nothing was read from, committed to or published in another cluster. The client connects again after a backoff,
+    and continues once the address leads to the expected broker. If the cluster was replaced on purpose, restart the
+    process.
+    """
+
+    level = logging.ERROR
+    repeated_s = 30.0
+    address: str
+    """Host and port of the connection."""
     reason: str
     exception: BaseException | None = None
 

@@ -307,6 +307,7 @@ class OffsetFetchRequest(Request[OffsetFetchResponse], key=9, versions=(2, 10), 
 class DeletedGroup(ApiMessage):
     group_id: str
     error_code: int16
+    error_message: str | None = field(since=3, nullable_from=3, ignorable=True, default=None)
 
 
 class DeleteGroupsResponse(ApiMessage):
@@ -314,7 +315,7 @@ class DeleteGroupsResponse(ApiMessage):
     groups: tuple[DeletedGroup, ...] = field("results")
 
 
-class DeleteGroupsRequest(Request[DeleteGroupsResponse], key=42, versions=(0, 2), flexible_from=2):
+class DeleteGroupsRequest(Request[DeleteGroupsResponse], key=42, versions=(0, 3), flexible_from=2):
     group_ids: tuple[str, ...] = field("groups_names")
 
 

@@ -68,12 +68,17 @@ class ApiVersionsResponse(ApiMessage):
     api_keys: tuple[ApiVersionRange, ...] = ()
     throttle_time_ms: int32 = field(since=1, default=0)
     supported_features: tuple[SupportedFeature, ...] = field(since=3, tag=0, ignorable=True, default=())
+    finalized_features_epoch: int64 = field(since=3, tag=1, ignorable=True, default=-1)
+    """Number that rises with each change of the finalized features; -1 if they are unknown."""
     finalized_features: tuple[FinalizedFeature, ...] = field(since=3, tag=2, ignorable=True, default=())
 
 
-class ApiVersionsRequest(Request[ApiVersionsResponse], key=18, versions=(0, 4), flexible_from=3):
+class ApiVersionsRequest(Request[ApiVersionsResponse], key=18, versions=(0, 5), flexible_from=3):
     client_software_name: str = field(since=3, ignorable=True, default="")
     client_software_version: str = field(since=3, ignorable=True, default="")
+    cluster_id: str | None = field(since=5, nullable_from=5, ignorable=True, default=None)
+    """Id of the cluster that the client means to reach, with ``node_id``; None if unknown (KIP-1242)."""
+    node_id: int32 = field(since=5, ignorable=True, default=-1)
 
 
 class SaslHandshakeResponse(ApiMessage):
@@ -138,12 +143,14 @@ class BrokerVersions:
         supported: highest supported level of each feature (KIP-584); empty if the broker does not support version 3 of
             ApiVersions, the first version with features.
         finalized: level of each feature that is in effect in the cluster; features at level 0 are missing.
+        finalized_epoch: number that rises with each change of ``finalized``; -1 if unknown.
     """
 
     def __init__(self, answer: ApiVersionsResponse) -> None:
         self._ranges: dict[int, ApiVersionRange] = {one.api_key: one for one in answer.api_keys}
         self.supported: Mapping[str, int] = {one.name: one.max_version for one in answer.supported_features}
         self.finalized: Mapping[str, int] = {one.name: one.max_version_level for one in answer.finalized_features}
+        self.finalized_epoch: int = answer.finalized_features_epoch
 
     def __contains__(self, api: Api[Any]) -> bool:
         return self._common_version(api) is not None
@@ -153,15 +160,15 @@ class BrokerVersions:
         found = self._ranges.get(api.key)
         return range(0) if found is None else range(found.min_version, found.max_version + 1)
 
-    def version_of(self, api: Api[Any], newest: int | None = None) -> int:
-        """Return the newest version of ``api``, at most ``newest``, that the broker and tailrace support.
+    def version_of(self, api: Api[Any], newest: int | None = None, oldest: int | None = None) -> int:
+        """Return the newest version of ``api``, from ``oldest`` to ``newest``, that the broker and tailrace support.
 
         Raises:
             UnsupportedVersionError: there is no such version.
         """
         version = self._common_version(api, newest)
-        if version is None:
-            raise UnsupportedVersionError(self._mismatch(api, newest))
+        if version is None or version < (oldest or 0):
+            raise UnsupportedVersionError(self._mismatch(api, newest, oldest))
         return version
 
     def lacks(self, capability: Capability) -> str:
@@ -201,7 +208,7 @@ class BrokerVersions:
             newest = min(newest, limit)
         return newest if newest >= max(api.versions[0], supported.min_version) else None
 
-    def _mismatch(self, api: Api[Any], limit: int | None = None) -> str:
+    def _mismatch(self, api: Api[Any], limit: int | None = None, oldest: int | None = None) -> str:
         supported = self._ranges.get(api.key)
         support = (
             "does not support this API"
@@ -209,4 +216,7 @@ class BrokerVersions:
             else f"supports {supported.min_version} to {supported.max_version}"
         )
         newest = api.versions[-1] if limit is None else min(limit, api.versions[-1])
-        return f"{api.name}: tailrace supports versions {api.versions[0]} to {newest}, the broker {support}"
+        wanted = (
+            f"tailrace supports versions {api.versions[0]}" if oldest is None else f"required are versions {oldest}"
+        )
+        return f"{api.name}: {wanted} to {newest}, the broker {support}"

@@ -24,6 +24,7 @@ from uuid import UUID
 
 from msgspec import NODEFAULT, StructMeta
 
+from tailrace.error_codes import ErrorCode
 from tailrace.errors import MalformedMessageError
 from tailrace.protocol.encoding.codec import decoder, decoder_of, encoder, encoder_of
 from tailrace.protocol.encoding.fields import NEVER, DeclaredField, by_topic, field
@@ -41,6 +42,7 @@ _REQUEST_HEADER = struct.Struct(">hhi")
 _write_client_id = encoder(STRING, flexible=False, nullable=True)
 _read_client_id = decoder(STRING, flexible=False, nullable=True)
 _API_VERSIONS_KEY = 18
+_UNSUPPORTED = ErrorCode.UNSUPPORTED_VERSION.to_bytes(2, "big")
 
 
 class RequestHeader(NamedTuple):
@@ -83,6 +85,8 @@ class Api(Generic[ResponseT]):
 
     def decode_response(self, frame: memoryview, version: int) -> ResponseT:
         """Return the response in ``frame``, which begins with the correlation id."""
+        if self.key == _API_VERSIONS_KEY and frame[_SIZE.size : _SIZE.size + len(_UNSUPPORTED)] == _UNSUPPORTED:
+            version = 0  # In version 0, a broker refuses a version of ApiVersions that it does not support (KIP-511).
         reader = FrameReader(frame, _SIZE.size)
         if version >= self.tagged_responses_from:
             reader.skip_tagged_fields()
@@ -98,6 +102,8 @@ class Api(Generic[ResponseT]):
 
     def encode_response(self, response: ResponseT, version: int, *, correlation_id: int) -> bytearray:
         """Return the frame of a response, including its length."""
+        if self.key == _API_VERSIONS_KEY and getattr(response, "error_code", 0) == ErrorCode.UNSUPPORTED_VERSION:
+            version = 0
         out = bytearray(_SIZE.size)
         out += _SIZE.pack(correlation_id)
         if version >= self.tagged_responses_from:
@@ -193,4 +199,9 @@ class Request(ApiMessage, Generic[ResponseT]):
     @property
     def newest_version(self) -> int | None:
         """Newest version of the API in which this request may be sent; None for the newest version of the API."""
+        return None
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Oldest version of the API in which this request may be sent; None for the oldest version of the API."""
         return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 from uuid import UUID
 
-from tailrace.protocol.encoding.fields import by_topic, field
+from tailrace.protocol.encoding.fields import NEVER, by_topic, field
 from tailrace.protocol.encoding.primitives import RECORDS, int8, int16, int32, int64
 from tailrace.protocol.message import NO_TOPIC_ID, ApiMessage, Request
 from tailrace.protocol.metadata import BrokerMetadata
 
 __all__ = [
+    "LAST_PRODUCE_IN_FIRST",
     "AbortedTransaction",
     "EpochEndOffset",
     "FetchPartition",
@@ -33,6 +34,10 @@ __all__ = [
     "RecordsToProduce",
     "RefusedRecord",
 ]
+
+LAST_PRODUCE_IN_FIRST = 11
+"""Last version of Produce that may be used in a transaction of version 1 (KIP-890)."""
+_SECOND = 2
 
 # ---- Fetch -----------------------------------------------------------------------------------------------------------
 
@@ -141,10 +146,12 @@ class ListOffsetsResponse(ApiMessage):
     partitions: tuple[ListedOffset, ...] = by_topic()
 
 
-class ListOffsetsRequest(Request[ListOffsetsResponse], key=2, versions=(1, 7), flexible_from=6):
+class ListOffsetsRequest(Request[ListOffsetsResponse], key=2, versions=(1, 11), flexible_from=6):
     replica_id: int32 = field(default=-1, kw_only=True)
     isolation_level: int8 = field(since=2, default=0, kw_only=True)
     partitions: tuple[ListOffsetsPartition, ...] = by_topic()
+    timeout_ms: int32 = field(since=10, ignorable=True, default=0, kw_only=True)
+    """Maximum time for which the broker reads remote storage (KIP-1075); then it answers with REQUEST_TIMED_OUT."""
 
 
 class OffsetForLeaderEpochPartition(ApiMessage):
@@ -212,10 +219,22 @@ class ProduceResponse(ApiMessage):
     node_endpoints: tuple[BrokerMetadata, ...] = field(since=10, tag=0, default=())
 
 
-class ProduceRequest(Request[ProduceResponse], key=0, versions=(3, 11), flexible_from=9):
+class ProduceRequest(Request[ProduceResponse], key=0, versions=(3, 12), flexible_from=9):
     transactional_id: str | None
     acks: int16
     """-1 if the leader must not respond before all in-sync replicas have the batch."""
     timeout_ms: int32
     """Maximum time for which the leader waits for the replicas."""
     partitions: tuple[RecordsToProduce, ...] = by_topic("topic_data", "partition_data")
+    transaction_version: int16 = field(since=NEVER, ignorable=True, default=1)
+    """Version of the transaction (KIP-890), which decides about the version of the request."""
+
+    @property
+    def newest_version(self) -> int | None:
+        """Version 11, unless the leader is to add the partitions to a transaction of version 2."""
+        return None if self.transaction_version >= _SECOND else LAST_PRODUCE_IN_FIRST
+
+    @property
+    def oldest_version(self) -> int | None:
+        """First version in which the leader adds the partitions to a transaction of version 2; otherwise None."""
+        return LAST_PRODUCE_IN_FIRST + 1 if self.transaction_version >= _SECOND else None

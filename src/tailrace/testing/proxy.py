@@ -281,6 +281,11 @@ class FaultProxy:
         """End ``reset_every``."""
         self._run(self._cancel_resets())
 
+    def redirect(self, host: str, port: int) -> None:
+        """Connect clients to another broker from now on, like an address that was reused; reset all connections."""
+        self._upstream = (host, port)
+        self.reset()
+
     def refuse(self) -> None:
         """Refuse new connections and reset existing ones, like a host whose broker is down, until ``restore``."""
         self._run(self._stop_listening())

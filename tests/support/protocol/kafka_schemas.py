@@ -1,4 +1,4 @@
-"""Kafka's message definitions, read from the jar of the broker."""
+"""Kafka's message definitions, read from the clients' jar of the newest release."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tailrace.embedded.jars import broker_class_path
+from tailrace.embedded.jars import class_path
+
+_NEWEST_CLIENTS = "org.apache.kafka:kafka-clients:4.4.0"
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ def definition(name: str) -> dict[str, Any]:
 @cache
 def _texts() -> dict[str, bytes]:
     """Return all definitions: opening the large archive takes longer than reading them."""
-    (jar,) = (path for path in broker_class_path() if path.name.startswith("kafka-clients"))
+    (jar,) = (path for path in class_path(_NEWEST_CLIENTS) if path.name.startswith("kafka-clients"))
     with zipfile.ZipFile(jar) as archive:
         names = [name for name in archive.namelist() if name.startswith("common/message/") and name.endswith(".json")]
         return {name: archive.read(name) for name in names}

@@ -124,6 +124,8 @@ RECORDED: dict[int, Api[Any]] = {
     )
 }
 
+NEWEST = "4.4.0"
+"""Release whose broker supports all versions that tailrace does."""
 OURS = "tailrace"
 TOPIC, OUT = "orders", "invoices"
 PARTITIONS = 3
@@ -368,7 +370,7 @@ def transaction(line: Line) -> None:
         writer.append(b"key", b"value", (("header", None),), 1_000)
         line.ask(ProduceRequest(name, -1, 10_000, (RecordsToProduce(OUT, 0, writer.encode(*who, sequence)),)))
     line.ask(AddOffsetsToTxnRequest(name, *who, name))
-    done = (CommitOffset(TOPIC, 0, 5, 0, "m"),)
+    done = (CommitOffset(TOPIC, 0, 5, 0, "m", line.topic_id),)
     line.ask(TxnOffsetCommitRequest(name, name, *who, done))
     line.ask(TxnOffsetCommitRequest(name, name, *who, done, generation_id=9, member_id="nobody"))
     line.ask(EndTxnRequest(name, *who, committed=True))
@@ -448,7 +450,7 @@ def kept(frames: Iterable[ProxiedFrame]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Record all frames."""
-    with KafkaServer(proxied=True) as server:
+    with KafkaServer(proxied=True, version=NEWEST) as server:
         for topic in (TOPIC, OUT):
             server.create_topic(topic, PARTITIONS)
         librdkafka_speaks(server.bootstrap_servers)

@@ -192,7 +192,7 @@ def _slot(attribute: str, wire: Wire, hint: Any, default: Any, version: int) -> 
     if is_optional:
         (hint,) = (one for one in get_args(hint) if one is not NoneType)
     name = wire.name or attribute
-    shape = _shape(hint, version if wire.entry_version is None else wire.entry_version)
+    shape = _shape(hint, wire.entry_version(version))
     match shape:
         case Array(Structure() as entry) if wire.partitions:
             per_topic = {one for one, inner, _, _ in _declared_fields(entry.message) if inner.per_topic}

@@ -45,7 +45,11 @@ class Wire(NamedTuple):
     after: tuple[int, str] | None = None
     bare_until: tuple[str, int] | None = None
     partitions: str = ""
-    entry_version: int | None = None
+    entry_versions: tuple[tuple[int, int], ...] = ()
+
+    def entry_version(self, version: int) -> int:
+        """Return the version of the entries in ``version`` of the message."""
+        return max((one for one in self.entry_versions if one[0] <= version), default=(version, version))[1]
 
 
 class DeclaredField(NamedTuple):
@@ -107,7 +111,7 @@ def by_topic(  # noqa: PLR0913 - one row of a declaration
     ignorable: bool = False,
     inside: OneElement | None = None,
     bare: bool = False,
-    entry_version: int | None = None,
+    entry_versions: tuple[tuple[int, int], ...] = (),
     default: Any = NODEFAULT,
 ) -> Any:
     """Declare an array that is nested by topic on the wire and a flat tuple of entries in the message.
@@ -119,8 +123,8 @@ def by_topic(  # noqa: PLR0913 - one row of a declaration
         ignorable: True to drop the entries in versions without the field.
         inside: array of one element that contains the field in newer versions.
         bare: True if the array in each topic contains partition numbers instead of structures.
-        entry_version: version of the entries to use in all versions of the message, if their class was declared for
-            another request.
+        entry_versions: versions of the message, and from each on the version of the entries, if their class was
+            declared for another request.
         default: value of the field if a call of the constructor, or a response, does not contain it.
     """
     wire = Wire(
@@ -130,6 +134,6 @@ def by_topic(  # noqa: PLR0913 - one row of a declaration
         inside=inside,
         bare_until=(partitions, NEVER) if bare else None,
         partitions=partitions,
-        entry_version=entry_version,
+        entry_versions=entry_versions,
     )
     return DeclaredField(wire, default)
