@@ -15,9 +15,11 @@ from tailrace.producer.transaction_machine import (
     TABLE,
     AbortTransaction,
     AddPartitions,
+    AdmitPartitions,
     BeginTransaction,
     CallCanceled,
     CallTimedOut,
+    ChooseVersion,
     CommitTransaction,
     CompletePendingWork,
     CoordinatorMoved,
@@ -65,6 +67,7 @@ EVENTS: dict[type[TransactionEvent], TransactionEvent] = {
     type(one): one
     for one in (
         CompletePendingWork(60.0),
+        ChooseVersion(1, 60.0),
         BeginTransaction(),
         AddPartitions((FIRST,), 60.0),
         CommitTransaction(OFFSETS, 60.0),
@@ -565,3 +568,85 @@ def test_a_commit_that_was_canceled_after_end_txn_is_in_doubt():
 
     assert one.is_in_doubt
     assert effects_after(one, CompletePendingWork(60.0)) == [SendEnd(WHO, is_commit=True, timeout_s=20.0)]
+
+
+# ---- version 2 (KIP-890) ---------------------------------------------------------------------------------------
+
+NEXT = ProducerId(7, 4)
+
+
+def open_in_version_2() -> TransactionMachine:
+    """Return a machine with an open transaction of version 2, whose first partition may be sent."""
+    one = member_in(ProducerState.READY)
+    effects_after(one, ChooseVersion(2, 60.0), BeginTransaction(), AddPartitions((FIRST,), 60.0), PartitionsAdded())
+    return one
+
+
+def test_version_2_sends_no_request_before_the_offsets():
+    """In version 2, no request adds partitions or the group, and the epoch of EndTxn's answer is used next."""
+    one = member_in(ProducerState.READY)
+
+    assert effects_after(one, ChooseVersion(2, 60.0), BeginTransaction()) == []
+    assert effects_after(one, AddPartitions((FIRST, SECOND), 60.0)) == [AdmitPartitions((FIRST, SECOND))]
+    assert effects_after(one, PartitionsAdded()) == []
+    assert effects_after(one, CommitTransaction(OFFSETS, 60.0)) == [DeliverRecords(20.0)]
+    assert effects_after(one, SETTLED) == [SendOffsets(WHO, OFFSETS, 20.0, version=2)]
+    assert effects_after(one, OffsetsStored()) == [SendEnd(WHO, is_commit=True, timeout_s=20.0, version=2)]
+    assert effects_after(one, TransactionEnded(NEXT)) == []
+    assert (one.state, one.producer) == (ProducerState.READY, NEXT)
+
+
+def test_the_epoch_of_the_end_replaces_another_request_for_an_epoch():
+    """In version 2, an unanswered request needs no InitProducerId, because the end of the transaction fences it."""
+    one = open_in_version_2()
+    effects_after(one, CommitTransaction(OFFSETS, 60.0), SETTLED)
+
+    effects_after(one, Unanswered("silence"))
+    one.handle_timer(NOW + 1.0)
+    effects_after(one, OffsetsStored(), TransactionEnded(NEXT))
+
+    assert (one.state, one.producer) == (ProducerState.READY, NEXT)
+
+
+def test_a_refused_transaction_of_version_2_is_aborted_with_a_new_epoch():
+    """An abort of version 2 is sent although the coordinator may not know the transaction, and returns an epoch."""
+    one = open_in_version_2()
+
+    assert effects_after(one, MustAbort(REFUSED), SETTLED) == [
+        DiscardRecords(2.5),
+        SendEnd(WHO, is_commit=False, timeout_s=5.0, version=2),
+    ]
+    assert effects_after(one, TransactionEnded(NEXT)) == [ReportError(REFUSED)]
+    assert (one.state, one.producer) == (ProducerState.READY, NEXT)
+
+
+def test_a_finalized_version_2_begins_with_a_new_epoch():
+    """After a transaction of version 1, the first one of version 2 has a new epoch; no later one asks for it."""
+    one = member_in(ProducerState.READY)
+    effects_after(one, ChooseVersion(1, 60.0), BeginTransaction(), AbortTransaction(60.0), SETTLED)
+
+    assert effects_after(one, ChooseVersion(2, 60.0)) == [SendInit(WHO, 20.0)]
+    assert effects_after(one, ProducerIdReceived(NEXT)) == []
+    assert effects_after(one, ChooseVersion(2, 60.0)) == []
+    assert (one.state, one.version) == (ProducerState.READY, 2)
+
+
+def test_a_transaction_keeps_the_version_it_has_begun_with():
+    """A downgrade is used from the next transaction on, and needs no other epoch."""
+    one = open_in_version_2()
+    effects_after(one, CommitTransaction(None, 60.0))
+
+    assert effects_after(one, SETTLED) == [SendEnd(WHO, is_commit=True, timeout_s=20.0, version=2)]
+    assert effects_after(one, TransactionEnded(NEXT), ChooseVersion(1, 60.0), BeginTransaction()) == []
+    assert effects_after(one, AddPartitions((FIRST,), 60.0)) == [SendAddPartitions(NEXT, (FIRST,), 20.0)]
+
+
+@pytest.mark.parametrize(("age_s", "state"), [(60.0, ProducerState.FENCED), (59.0, ProducerState.FAILED)])
+def test_a_commit_after_the_transaction_timeout_is_known_as_such(age_s, state):
+    """In version 2, the coordinator refuses the commit of a transaction that it has aborted as an invalid state."""
+    one = open_in_version_2()
+    effects_after(one, CommitTransaction(None, 120.0), SETTLED)
+
+    one.receive(NoOpenTransaction(REFUSED), NOW + age_s)
+
+    assert (one.state, one.has_timed_out) == (state, state is ProducerState.FENCED)

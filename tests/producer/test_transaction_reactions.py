@@ -30,6 +30,7 @@ EVENTS = {
     TransactionReaction.RETRY_SOON: TryAgain,
     TransactionReaction.RETRY: TryAgain,
     TransactionReaction.LOOK_UP: CoordinatorMoved,
+    TransactionReaction.REPEAT: Unanswered,
     TransactionReaction.RESEND_OFFSETS: GenerationRefused,
     TransactionReaction.ABORT: MustAbort,
     TransactionReaction.ABORT_AND_RENEW: MustAbort,
@@ -80,6 +81,7 @@ CASES = [
     ),
     (ErrorCode.INVALID_TXN_STATE, (TransactionRequestKind.END,), TransactionReaction.END_IF_UNKNOWN),
     (ErrorCode.INVALID_TXN_STATE, (TransactionRequestKind.PRODUCE,), TransactionReaction.ABORT_AND_RENEW),
+    (ErrorCode.UNKNOWN_SERVER_ERROR, (TransactionRequestKind.END,), TransactionReaction.REPEAT),
     # Partitions.
     (ErrorCode.OPERATION_NOT_ATTEMPTED, (TransactionRequestKind.ADD_PARTITIONS,), TransactionReaction.RETRY),
     (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, (TransactionRequestKind.ADD_PARTITIONS,), TransactionReaction.RETRY),

@@ -26,8 +26,10 @@ from tailrace.producer.publisher import OutgoingRecord
 from tailrace.producer.transaction_machine import (
     AbortTransaction,
     AddPartitions,
+    AdmitPartitions,
     BeginTransaction,
     CallCanceled,
+    ChooseVersion,
     CommitTransaction,
     CompletePendingWork,
     CoordinatorMoved,
@@ -47,6 +49,7 @@ from tailrace.producer.transaction_machine import (
     SendAddPartitions,
     SendEnd,
     SendInit,
+    TransactionEnded,
     TransactionEvent,
     TryAgain,
     Unanswered,
@@ -72,6 +75,8 @@ class Frozen(NamedTuple):
     producer: ProducerId
     sequence: int
     values: list[Name]
+    version: int
+    """Version of the transaction."""
 
 
 class Life:
@@ -94,7 +99,8 @@ class Life:
     )
     PRODUCED = ("fine",) * 8 + ("busy", "half done", "refused", "break", "break", "waits", "canceled")
 
-    def __init__(self, pick: Pick) -> None:
+    def __init__(self, pick: Pick, versions: Sequence[int] = (1, 2)) -> None:
+        self.versions = versions
         self.pick, self.now, self.is_calm = pick, NOW, False
         self.brokers = Brokers()
         self.late: list[Callable[[], object]] = []
@@ -118,6 +124,12 @@ class Life:
     def transaction(self) -> None:
         """Send some records, then end the transaction as the user wants; note the outcome of a commit."""
         self.settle()
+        # The cluster may finalize another version between two transactions.
+        while True:
+            self.learn(self.call(ChooseVersion(self.pick(self.versions), 60.0)))
+            if self.is_ready:
+                break
+            self.settle()
         self.count += 1
         self.call(BeginTransaction())
         self.records.begin()
@@ -138,7 +150,7 @@ class Life:
 
     def settle(self) -> None:
         """Complete unfinished work, in as many calls as it takes."""
-        while self.machine.state is not ProducerState.READY:
+        while not self.is_ready:
             self.learn(self.call(CompletePendingWork(60.0)))
             if self.machine.is_over:
                 # A late request for a partition that was added after the end, for example.
@@ -146,6 +158,10 @@ class Life:
                 assert self.has_been_late, self.machine.error
                 self.drop_records(PublishError("fenced"))
                 self.start()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.machine.state is ProducerState.READY
 
     def learn(self, error: Exception | None) -> None:
         """Record the outcome of a commit as soon as it is known."""
@@ -197,10 +213,13 @@ class Life:
             case DiscardRecords():
                 self.drop_records(PublishError("aborted"))
                 return RecordsSettled(self.records.needs_new_epoch)
+            case AdmitPartitions(partitions=partitions):
+                self.records.add_partitions(partitions)
+                return PartitionsAdded()
         outcome = self.ask(effect)
         if isinstance(effect, SendAddPartitions) and isinstance(outcome, PartitionsAdded):
             self.records.add_partitions(effect.partitions)
-        elif isinstance(outcome, ProducerIdReceived):
+        elif isinstance(outcome, ProducerIdReceived | TransactionEnded) and outcome.producer.id >= 0:
             self.records.adopt(outcome.producer)
         return outcome
 
@@ -235,7 +254,10 @@ class Life:
         """Send batches, and let one request be answered or lost; return False if the call is canceled meanwhile."""
         self.note(self.records.expire(self.now))
         for _, batches in self.records.take_requests(self.now, lambda _place: 1, lambda _leader: 5):
-            self.requests.append([Frozen(one, one.producer, one.sequence, [*one.content.values]) for one in batches])
+            version = self.machine.version
+            self.requests.append(
+                [Frozen(one, one.producer, one.sequence, [*one.content.values], version) for one in batches]
+            )
         self.most_in_flight = max(self.most_in_flight, len(self.requests))
         self.let_late_arrive()
         if not self.requests:
@@ -285,8 +307,8 @@ class Life:
                 self.note(self.records.handle_no_answer(one.batch, "lost", self.now, was_sent=True))
 
     def arrive(self, request: list[Frozen], *, is_heard: bool = False) -> None:
-        for batch, producer, sequence, values in request:
-            code, offset = self.brokers.produce(producer, batch.partition, sequence, values)
+        for batch, producer, sequence, values, version in request:
+            code, offset = self.brokers.produce(producer, batch.partition, sequence, values, version)
             if is_heard:
                 self.note(self.records.handle_answer(batch, BatchAnswer(code, offset), self.now))
 
@@ -358,10 +380,13 @@ class Life:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, 1 << 64), st.integers(1, 6))
-def test_transactions_are_atomic_under_lost_and_late_answers(seed, transactions):
-    """Under lost, late, refused and canceled requests, exactly the committed records appear, once and in order."""
-    life = Life(Random(seed).choice)
+@given(st.integers(0, 1 << 64), st.integers(1, 6), st.sampled_from([(1,), (2,), (1, 2)]))
+def test_transactions_are_atomic_under_lost_and_late_answers(seed, transactions, versions):
+    """Under lost, late, refused and canceled requests, exactly the committed records appear, once and in order.
+
+    This is so in both versions of transactions, also if the version changes between two of them.
+    """
+    life = Life(Random(seed).choice, versions)
 
     for _ in range(transactions):
         life.transaction()

@@ -38,12 +38,16 @@ class Reached(Cluster):
         self.close()
 
 
-class KafkaTool:
-    """Kafka's ``kafka-consumer-groups``."""
+CONSUMER_GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+FEATURES = "org.apache.kafka.tools.FeatureCommand"
+CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 
-    def __init__(self, bootstrap_servers: str) -> None:
+
+class KafkaTool:
+    """Tool of Kafka, by default ``kafka-consumer-groups``."""
+
+    def __init__(self, bootstrap_servers: str, main: str = CONSUMER_GROUPS) -> None:
         class_path = ":".join(map(str, jars.class_path(*_TOOLS)))
-        main = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
         self._command = [str(find_java()), *_OPTIONS, "-cp", class_path, main, "--bootstrap-server", bootstrap_servers]
 
     def output(self, *arguments: str) -> str:

@@ -1,4 +1,7 @@
-"""Broker behind a proxy, views of committed results, and exactly-once apps."""
+"""Broker behind a proxy, views of committed results, and exactly-once apps.
+
+The tests run with both versions of transactions (KIP-890), as the broker has finalized them; version 1 is slow.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,32 @@ import pytest
 
 from tailrace import App, Retry
 from tailrace.testing import FaultProxy, KafkaServer
+from tests.support.admin_tools import FEATURES, KafkaTool
 from tests.support.committed_records import CommittedRecords
 from tests.support.pipelines import IMPATIENT, QUICK_BROKER, direct
 from tests.support.witness import Witness
 
 
+@pytest.fixture(scope="session", params=[2, pytest.param(1, marks=pytest.mark.slow)], ids=["v2", "v1"])
+def transaction_version(request) -> int:
+    """Return the version of transactions that the broker has finalized."""
+    return request.param
+
+
+def finalize(server: KafkaServer, version: int) -> None:
+    """Let the broker finalize a version of transactions, by Kafka's own tool."""
+    tool = KafkaTool(direct(server).bootstrap_servers, FEATURES)
+    change = "downgrade" if version == 1 else "upgrade"
+    printed = tool.output(change, "--feature", f"transaction.version={version}")
+    assert f"transaction.version was {change}d to {version}" in printed, printed
+
+
 @pytest.fixture(scope="session")
-def quick_broker() -> Iterator[KafkaServer]:
+def quick_broker(transaction_version) -> Iterator[KafkaServer]:
     """Start a broker behind a proxy that checks for expired transactions frequently."""
     with KafkaServer(proxied=True, config=QUICK_BROKER) as started:
+        if transaction_version == 1:
+            finalize(started, 1)
         yield started
 
 
@@ -28,9 +48,11 @@ def own_server(quick_broker) -> KafkaServer:
 
 
 @pytest.fixture
-def mortal_server() -> Iterator[KafkaServer]:
+def mortal_server(transaction_version) -> Iterator[KafkaServer]:
     """Start a broker that the test may kill, without the topics of other tests, with which it restarts slowly."""
     with KafkaServer(config=QUICK_BROKER) as started:
+        if transaction_version == 1:
+            finalize(started, 1)
         yield started
 
 

@@ -72,6 +72,7 @@ class RecordSender:
         transactional_id: id of a transactional producer; None for an idempotent producer.
 
     Attributes:
+        transaction_version: version of the open transaction, from which the version of Produce follows (KIP-890).
         on_batch: called with the topic of a batch when the batch is sent or full.
         on_progress: called each time the sender has checked for batches to send, for example after a response.
         first_error: error of the first failed record without a ticket; None if there is none.
@@ -99,6 +100,7 @@ class RecordSender:
         self._writes: set[asyncio.Task[None]] = set()
         self._is_renewing = False
         """True while another producer id is requested."""
+        self.transaction_version = 1
         self.on_batch: Callable[[str], None] = lambda _topic: None
         self.on_progress: Callable[[], None] = lambda: None
         self.first_error: TailraceError | None = None
@@ -291,6 +293,7 @@ class RecordSender:
                 _ALL_REPLICAS,
                 round(self._request_timeout_s * 1000),
                 tuple(RecordsToProduce(*batch.partition, _content(batch)) for batch in batches),
+                self.transaction_version,
             )
             was_sent = True
             answer = await connection.send(request, self._request_timeout_s)

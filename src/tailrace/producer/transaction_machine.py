@@ -6,6 +6,11 @@ is repeated until it is answered, and never replaced by an abort.
 
 A request that was not answered may still arrive after its transaction has ended. So the next transaction has a new
 producer epoch: brokers then refuse the late request, and sequence numbers start from zero (KIP-360).
+
+In transactions of version 2 (KIP-890), each EndTxn returns a new epoch, and brokers add partitions and groups to the
+transaction themselves. The version of a transaction is fixed when it begins. Before the first transaction of version 2
+after one of version 1, the machine requests a new epoch, as Java's producer does: a late request of the former
+transaction could otherwise add its partition to the new one.
 """
 
 from __future__ import annotations
@@ -32,9 +37,11 @@ __all__ = [
     "TABLE",
     "AbortTransaction",
     "AddPartitions",
+    "AdmitPartitions",
     "BeginTransaction",
     "CallCanceled",
     "CallTimedOut",
+    "ChooseVersion",
     "CommitTransaction",
     "CompletePendingWork",
     "CoordinatorMoved",
@@ -162,6 +169,13 @@ class CompletePendingWork(TransactionEvent):
     within_s: float
 
 
+class ChooseVersion(TransactionEvent):
+    """The next transaction has this version, which may require another epoch."""
+
+    version: int
+    within_s: float
+
+
 class BeginTransaction(TransactionEvent):
     """The user begins a transaction."""
 
@@ -204,7 +218,7 @@ class ProducerIdReceived(TransactionEvent):
     producer: ProducerId
 
 
-# ---- partitions of the transaction: AddPartitionsToTxn, with its answer ----------------------------------------------
+# ---- partitions of the transaction: AddPartitionsToTxn, with its answer; no request in version 2 ---------------------
 
 
 class AddPartitions(TransactionEvent):
@@ -222,8 +236,14 @@ class SendAddPartitions(Value):
     timeout_s: float
 
 
+class AdmitPartitions(Value):
+    """Let the batches of partitions be sent; their leaders add them to the transaction (version 2)."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
 class PartitionsAdded(TransactionEvent):
-    """AddPartitionsToTxn succeeded."""
+    """AddPartitionsToTxn succeeded, or the partitions were admitted."""
 
 
 # ---- records of the transaction, which the record sender delivers or discards ----------------------------------------
@@ -248,7 +268,7 @@ class RecordsSettled(TransactionEvent):
     """True if the sequence numbers of a partition have a gap, or a batch may still arrive at a broker."""
 
 
-# ---- offsets of a group: AddOffsetsToTxn and TxnOffsetCommit, with their answers -------------------------------------
+# ---- offsets of a group: AddOffsetsToTxn (only in version 1) and TxnOffsetCommit, with their answers -----------------
 
 
 class SendAddOffsets(Value):
@@ -269,6 +289,8 @@ class SendOffsets(Value):
     producer: ProducerId
     offsets: GroupOffsets
     timeout_s: float
+    version: int = 1
+    """Version of the transaction."""
 
 
 class OffsetsStored(TransactionEvent):
@@ -292,14 +314,19 @@ class SendEnd(Value):
     producer: ProducerId
     is_commit: bool
     timeout_s: float
+    version: int = 1
+    """Version of the transaction."""
 
 
 class TransactionEnded(TransactionEvent):
     """EndTxn succeeded: the transaction is committed or aborted."""
 
+    producer: ProducerId = ProducerId()
+    """Producer id and epoch of the next transaction (version 2); the default to keep those of this transaction."""
+
 
 class NoOpenTransaction(TransactionEvent):
-    """The coordinator answered EndTxn with an error: it knows no open transaction."""
+    """The coordinator answered EndTxn with an error: it knows no open transaction that may end so."""
 
     error: TailraceError
 
@@ -368,7 +395,9 @@ class ReportError(Value):
     error: TailraceError
 
 
-Effect: TypeAlias = CoordinatorRequest | DeliverRecords | DiscardRecords | LookUpCoordinator | ReportError
+Effect: TypeAlias = (
+    CoordinatorRequest | AdmitPartitions | DeliverRecords | DiscardRecords | LookUpCoordinator | ReportError
+)
 
 
 # ---- errors of the transactional producer; ``last_error`` is the reason why the last request has failed --------------
@@ -524,6 +553,8 @@ class PendingRequest:
 class _OpenTransaction:
     """Progress of one transaction, until its commit or abort is complete."""
 
+    version: int = 1
+    """Version of the transaction (KIP-890)."""
     new_partitions: tuple[TopicPartition, ...] = ()
     """Partitions that are not yet part of the transaction."""
     offsets: GroupOffsets | None = None
@@ -550,6 +581,7 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
 
     Attributes:
         producer: producer id and epoch.
+        version: version of the next transaction; an open transaction keeps the version with which it has begun.
         error: cause of the final state; None in all other states.
         aborted_by: cause of the last abort; None if the user asked for it, or if a transaction has begun since.
         has_timed_out: True if the producer was fenced when its transaction was older than the transaction timeout, so
@@ -561,8 +593,11 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         self._settings = settings
         self._pending = PendingRequest(settings, chance)
         self._needs_new_epoch = False
+        self._has_used_epoch = False
+        """True if a transaction of version 1 has begun in the current epoch."""
         self._transaction = _OpenTransaction()
         self.producer = ProducerId()
+        self.version = 1
         self.error: TailraceError | None = None
         self.aborted_by: TailraceError | None = None
         self.has_timed_out = False
@@ -600,16 +635,24 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         """Continue work that an earlier call has left, within the time limit of the event."""
         self._resume(self.state, event.within_s, now)
 
+    def choose_version(self, event: ChooseVersion, now: float) -> ProducerState | None:
+        """Set the version of the next transaction; request another epoch after transactions of version 1."""
+        self.version = event.version
+        if event.version == 1 or not self._has_used_epoch:
+            return None
+        self._resume(ProducerState.UNINITIALIZED, event.within_s, now)
+        return ProducerState.UNINITIALIZED
+
     def adopt(self, event: ProducerIdReceived, _now: float) -> None:
         """Use the new producer id and epoch."""
         self._pending.note_success()
-        self.producer = event.producer
-        self._needs_new_epoch = False
+        self._use(event.producer)
 
     def begin(self, _event: BeginTransaction, _now: float) -> None:
         """Begin a transaction without a request; the coordinator learns of it with the first partition."""
         self.aborted_by = None
-        self._transaction = _OpenTransaction()
+        self._transaction = _OpenTransaction(self.version)
+        self._has_used_epoch |= self.version == 1
 
     def add(self, event: AddPartitions, now: float) -> None:
         """Add partitions to the transaction, within the time limit of the event."""
@@ -637,8 +680,9 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         self._abort(event.error, self._settings.abort_s, now)
 
     def continue_with_partitions(self, _event: PartitionsAdded, now: float) -> None:
-        """Continue after the new partitions have become part of the transaction."""
-        self._transaction.new_partitions, self._transaction.is_acknowledged = (), True
+        """Continue after the new partitions have become part of the transaction, or may become so (version 2)."""
+        self._transaction.new_partitions = ()
+        self._transaction.is_acknowledged |= self._transaction.version == 1
         self._continue(now)
 
     def finish_records(self, event: RecordsSettled, now: float) -> ProducerState | None:
@@ -671,14 +715,22 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         self._continue(now)
         return None
 
-    def end(self, _event: TransactionEvent, _now: float) -> ProducerState:
-        """Finish the transaction."""
+    def end(self, event: TransactionEnded, _now: float) -> ProducerState:
+        """Finish the transaction, and use the epoch of the answer, which fences all requests of this transaction."""
+        if event.producer.id >= 0:
+            self._use(event.producer)
         return self._end()
 
     def end_if_unknown(self, event: NoOpenTransaction, now: float) -> ProducerState:
         """Finish the abort of a transaction that the coordinator never acknowledged; otherwise stop."""
-        is_expected = self.state is ProducerState.ABORTING and not self._transaction.is_acknowledged
-        return self._end() if is_expected else self.fail(event, now)
+        if self.state is ProducerState.ABORTING and not self._transaction.is_acknowledged:
+            self._needs_new_epoch |= self._transaction.version > 1
+            return self._end()
+        if self._transaction.version > 1 and self._is_older_than_timeout(now):
+            # The broker has aborted the transaction, and accepts the epoch before the current one for an abort only.
+            self.fence(ProducerFenced(str(event.error)), now)
+            return ProducerState.FENCED
+        return self.fail(event, now)
 
     def renew_epoch(self, event: MustAbort, now: float) -> ProducerState:
         """Finish the abort, and require a new epoch, if the broker has forgotten the producer; otherwise stop."""
@@ -726,8 +778,7 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
     def fence(self, event: ProducerFenced, now: float) -> None:
         """Stop, because another producer has this transactional id, or the broker has aborted the transaction."""
         # In answer to InitProducerId, no transaction is open.
-        known_at = None if self.state is ProducerState.UNINITIALIZED else self._transaction.known_at
-        open_s = None if known_at is None else now - known_at
+        open_s = None if self.state is ProducerState.UNINITIALIZED else self._open_s(now)
         self.has_timed_out = open_s is not None and open_s >= self._settings.transaction_timeout_s
         self._stop(fenced_error(self._settings, open_s, self._doubt, event.reason))
 
@@ -750,7 +801,7 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         """Append the next effect of ``state``, if there is one and the time limit of the call has not passed."""
         timeout_s = self._pending.timeout_s(now)
         if timeout_s is not None and (effect := self._next_effect(state, timeout_s)) is not None:
-            if isinstance(effect, SendAddPartitions | SendAddOffsets) and self._transaction.known_at is None:
+            if isinstance(effect, _FIRST_EFFECTS) and self._transaction.known_at is None:
                 self._transaction.known_at = now
             self._transaction.is_end_sent |= isinstance(effect, SendEnd)
             self._pending.awaited = effect
@@ -765,9 +816,10 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
                 # The other half of the time is for EndTxn.
                 return DiscardRecords(timeout_s / 2)
             case ProducerState.ABORTING:
-                return SendEnd(self.producer, is_commit=False, timeout_s=timeout_s)
+                return SendEnd(self.producer, is_commit=False, timeout_s=timeout_s, version=transaction.version)
             case _ if transaction.new_partitions:
-                return SendAddPartitions(self.producer, transaction.new_partitions, timeout_s)
+                admit, new = AdmitPartitions(transaction.new_partitions), transaction.new_partitions
+                return admit if transaction.version > 1 else SendAddPartitions(self.producer, new, timeout_s)
             case ProducerState.COMMITTING:
                 return self._next_commit_effect(timeout_s)
             case _:
@@ -777,11 +829,11 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         transaction = self._transaction
         if not transaction.are_records_settled:
             return DeliverRecords(timeout_s)
-        if transaction.offsets is not None and not transaction.are_offsets_added:
+        if transaction.offsets is not None and not transaction.are_offsets_added and transaction.version == 1:
             return SendAddOffsets(self.producer, transaction.offsets.group_id, timeout_s)
         if transaction.offsets is not None and not transaction.are_offsets_stored:
-            return SendOffsets(self.producer, transaction.offsets, timeout_s)
-        return SendEnd(self.producer, is_commit=True, timeout_s=timeout_s)
+            return SendOffsets(self.producer, transaction.offsets, timeout_s, transaction.version)
+        return SendEnd(self.producer, is_commit=True, timeout_s=timeout_s, version=transaction.version)
 
     def _abort(self, error: TailraceError | None, within_s: float, now: float) -> None:
         self.aborted_by = self._transaction.cause = error
@@ -802,6 +854,19 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
             self._effects.append(ReportError(cause))
         return ProducerState.UNINITIALIZED if self._needs_new_epoch else ProducerState.READY
 
+    def _use(self, producer: ProducerId) -> None:
+        self.producer = producer
+        self._needs_new_epoch = self._has_used_epoch = False
+
+    def _open_s(self, now: float) -> float | None:
+        """Return the age of the transaction; None if the coordinator cannot know of it."""
+        known_at = self._transaction.known_at
+        return None if known_at is None else now - known_at
+
+    def _is_older_than_timeout(self, now: float) -> bool:
+        open_s = self._open_s(now)
+        return open_s is not None and open_s >= self._settings.transaction_timeout_s
+
     def _stop(self, error: TailraceError) -> None:
         self._pending.forget()
         self.error = error
@@ -812,6 +877,10 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         return DOUBT if self.is_in_doubt else ""
 
 
+_FIRST_EFFECTS = (SendAddPartitions, SendAddOffsets, AdmitPartitions, SendOffsets)
+"""Effects with which the coordinator may learn of a transaction."""
+
+
 def _rows() -> Iterator[Row[Any, ProducerState, Any]]:
     on, do = ProducerState, TransactionMachine
     ended = (on.READY, on.UNINITIALIZED)
@@ -819,6 +888,7 @@ def _rows() -> Iterator[Row[Any, ProducerState, Any]]:
     # The producer id.
     yield Row((on.UNINITIALIZED,), CompletePendingWork, do.resume)
     yield Row((on.UNINITIALIZED,), ProducerIdReceived, do.adopt, on.READY)
+    yield Row((on.READY,), ChooseVersion, do.choose_version, None, (on.UNINITIALIZED,))
     # A transaction.
     yield Row((on.READY,), BeginTransaction, do.begin, on.IN_TRANSACTION)
     yield Row((on.IN_TRANSACTION,), AddPartitions, do.add)
@@ -833,8 +903,8 @@ def _rows() -> Iterator[Row[Any, ProducerState, Any]]:
     yield Row((on.IN_TRANSACTION,), AbortTransaction, do.abort, on.ABORTING)
     yield Row(OPEN, MustAbort, do.abort_for, on.ABORTING)
     yield Row(ENDING, TransactionEnded, do.end, on.READY, (on.UNINITIALIZED,))
-    yield Row((on.COMMITTING,), NoOpenTransaction, do.end_if_unknown, on.FAILED)
-    yield Row((on.ABORTING,), NoOpenTransaction, do.end_if_unknown, on.FAILED, ended)
+    yield Row((on.COMMITTING,), NoOpenTransaction, do.end_if_unknown, on.FAILED, (on.FENCED,))
+    yield Row((on.ABORTING,), NoOpenTransaction, do.end_if_unknown, on.FAILED, (*ended, on.FENCED))
     yield Row((on.ABORTING,), MustAbort, do.renew_epoch, on.UNINITIALIZED, (on.FAILED,))
     # Unfinished work.
     yield Row(ENDING, CompletePendingWork, do.resume)

@@ -63,6 +63,7 @@ class TransactionReaction(StrEnum):
     RESEND_OFFSETS = "send the offsets again with the newer generation if their partitions are still owned, else abort"
     ABORT = "abort the transaction"
     ABORT_AND_RENEW = "abort the transaction, and use a new producer epoch"
+    REPEAT = "look up the coordinator, then send the request again, because it may have had an effect"
     END_IF_UNKNOWN = "end the abort if the coordinator never acknowledged the transaction, else stop"
     FENCED = "stop, because a newer producer has the same transactional id"
     FAIL = "stop, and report the error"
@@ -105,7 +106,11 @@ _BY_REQUEST: Mapping[TransactionRequestKind, Mapping[int, TransactionReaction]] 
         ErrorCode.INVALID_TXN_STATE: TransactionReaction.ABORT_AND_RENEW,
     },
     TransactionRequestKind.ADD_OFFSETS: {ErrorCode.GROUP_AUTHORIZATION_FAILED: TransactionReaction.ABORT},
-    TransactionRequestKind.END: {ErrorCode.INVALID_TXN_STATE: TransactionReaction.END_IF_UNKNOWN},
+    TransactionRequestKind.END: {
+        ErrorCode.INVALID_TXN_STATE: TransactionReaction.END_IF_UNKNOWN,
+        # The transaction may have ended or not. A coordinator answers a repeated EndTxn as it has answered the first.
+        ErrorCode.UNKNOWN_SERVER_ERROR: TransactionReaction.REPEAT,
+    },
     # The partitions are assigned to another member now, or the broker cannot store these offsets (KIP-447).
     TransactionRequestKind.COMMIT_OFFSETS: {
         # The member may have kept its partitions in a cooperative rebalance, or in a new member epoch (KIP-848).
@@ -169,6 +174,8 @@ def event_of(  # noqa: C901, PLR0911 - one case for each reaction
             return TryAgain(message)
         case TransactionReaction.LOOK_UP:
             return CoordinatorMoved(message)
+        case TransactionReaction.REPEAT:
+            return Unanswered(message)
         case TransactionReaction.RESEND_OFFSETS:
             return GenerationRefused(error_of(code, request, detail))
         case TransactionReaction.ABORT:

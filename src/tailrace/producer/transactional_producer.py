@@ -12,7 +12,7 @@ from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar, assert_never
 from uuid import UUID
 
-import msgspec
+from msgspec.structs import replace
 
 from tailrace.awaitables import AutoResetEvent
 from tailrace.batches.batch_writer import COMPRESSIONS, BatchWriter, Compression
@@ -20,6 +20,7 @@ from tailrace.config import ConsumerConfig
 from tailrace.context_managers import asynccontextmanager
 from tailrace.core.backoff import Backoff
 from tailrace.core.group_requests import Identity
+from tailrace.error_codes import ErrorCode
 from tailrace.errors import (
     AuthenticationError,
     BrokerConnectionError,
@@ -44,8 +45,10 @@ from tailrace.producer.sender import RecordSender
 from tailrace.producer.transaction_machine import (
     AbortTransaction,
     AddPartitions,
+    AdmitPartitions,
     BeginTransaction,
     CallCanceled,
+    ChooseVersion,
     CommitTransaction,
     CompletePendingWork,
     CoordinatorMoved,
@@ -93,6 +96,7 @@ from tailrace.protocol.transactions import (
     InitProducerIdRequest,
     PartitionToAdd,
     TxnOffsetCommitRequest,
+    transaction_version,
 )
 from tailrace.records import OffsetAndMetadata, TopicPartition
 from tailrace.values import robust_repr
@@ -111,6 +115,10 @@ _INCREASES_EPOCH = 3
 """First version of InitProducerId that contains a producer id whose epoch the broker is to increase (KIP-360)."""
 
 
+_STORES_BY_ID = 6
+"""First version of TxnOffsetCommit with topic ids, which the coordinator compares (KIP-1319)."""
+
+
 class TransactionRequests:
     """Requests of one transactional producer to coordinators: each is sent once, and its outcome is an event.
 
@@ -126,6 +134,12 @@ class TransactionRequests:
         self._cluster, self._settings = cluster, settings
         self._id = settings.transactional_id
         self._coordinator_id: int | None = None
+
+    @property
+    def transaction_version(self) -> int:
+        """Version of transactions that the cluster has finalized, as far as the brokers connected to so far know."""
+        newest = self._cluster.newest_versions
+        return 1 if newest is None else transaction_version(newest)
 
     async def send(self, request: CoordinatorRequest) -> TransactionEvent:
         """Send a request once, and return its outcome as an event."""
@@ -181,34 +195,40 @@ class TransactionRequests:
                 return event_of(code, TransactionRequestKind.ADD_OFFSETS, f"group {group_id!r}") or OffsetsAdded()
             case SendOffsets():
                 return await self._store_offsets(request, connection)
-            case SendEnd(is_commit=is_commit):
-                code = (await connection.send(EndTxnRequest(self._id, *producer, is_commit))).error_code
-                return event_of(code, TransactionRequestKind.END) or TransactionEnded()
+            case SendEnd(is_commit=is_commit, version=version):
+                ended = await connection.send(EndTxnRequest(self._id, *producer, is_commit, version))
+                following = ProducerId(ended.producer_id, ended.producer_epoch)
+                return event_of(ended.error_code, TransactionRequestKind.END) or TransactionEnded(following)
             case _:
                 assert_never(request)
 
     async def _store_offsets(self, request: SendOffsets, connection: _DeadlineConnection) -> TransactionEvent:
         group_offsets, identity = request.offsets, request.offsets.identity
-        answer = await connection.send(
-            TxnOffsetCommitRequest(
-                self._id,
-                group_offsets.group_id,
-                *request.producer,
-                group_offsets.offsets,
-                generation_id=identity.generation,
-                member_id=identity.member_id,
-                group_instance_id=identity.instance_id,
-            )
+        to_store = TxnOffsetCommitRequest(
+            self._id,
+            group_offsets.group_id,
+            *request.producer,
+            group_offsets.offsets,
+            generation_id=identity.generation,
+            member_id=identity.member_id,
+            group_instance_id=identity.instance_id,
+            transaction_version=request.version,
         )
+        names = {one.topic_id: one.topic for one in group_offsets.offsets}
+        answer = await connection.send(to_store)
+        results = [replace(one, topic=one.topic or names.get(one.topic_id, "")) for one in answer.partitions]
         topic_ids = {TopicPartition(one.topic, one.partition): one.topic_id for one in group_offsets.offsets}
-        failure = _worst_failure(list(topic_ids), answer.partitions, TransactionRequestKind.COMMIT_OFFSETS)
-        if failure is not None:
-            return failure
-        # TxnOffsetCommit contains no topic ids, so they are compared afterwards. If this broker learns of a deletion of
-        # the topic only later, it then also removes the pending offsets.
+        failure = _worst_failure(list(topic_ids), results, TransactionRequestKind.COMMIT_OFFSETS)
+        are_compared = connection.version_of(to_store) >= _STORES_BY_ID
+        is_unknown = are_compared and any(one.error_code == ErrorCode.UNKNOWN_TOPIC_ID for one in results)
+        if (failure is not None and not is_unknown) or (failure is None and are_compared):
+            return failure or OffsetsStored()
+        # Before version 6, TxnOffsetCommit contains no topic ids, so they are compared afterwards. If this broker
+        # learns of a deletion of the topic only later, it then also removes the pending offsets. From version 6 on,
+        # this tells a topic that was recreated from one that the coordinator does not know yet.
         if recreated := await partitions_of_recreated_topics(connection.send, topic_ids):
             return MustAbort(TopicRecreatedError(recreated))
-        return OffsetsStored()
+        return failure or OffsetsStored()
 
 
 class _DeadlineConnection:
@@ -219,6 +239,10 @@ class _DeadlineConnection:
 
     async def send(self, request: Request[ResponseT]) -> ResponseT:
         return await self._connection.send(request, self._deadline - asyncio.get_running_loop().time())
+
+    def version_of(self, request: Request[ResponseT]) -> int:
+        """Return the version in which ``send`` sends a request."""
+        return self._connection.broker_versions.version_of(request.api, request.newest_version, request.oldest_version)
 
 
 def _worst_failure(
@@ -466,13 +490,16 @@ class TransactionalProducer:
                 call has raised the reason yet.
         """
         async with self._exclusive():
-            self._started()
+            running = self._started()
             if self._is_cause_unreported:
                 self._check(CommitTransaction)
             while self._machine.state is not ProducerState.READY:
                 await self._handle(CompletePendingWork(self._max_wait_s))
+            # Java's producer decides here, too: the finalized version may change between two transactions.
+            await self._handle(ChooseVersion(self._requests.transaction_version, self._max_wait_s))
             await self._handle(BeginTransaction())
             self._records.begin()
+            running.sender.transaction_version = self._machine.version
 
     async def send(self, record: OutgoingRecord) -> asyncio.Future[Published]:
         """Add one record to the transaction and return the future of its partition and offset.
@@ -656,14 +683,14 @@ class TransactionalProducer:
                 return RecordsSettled(self._records.needs_new_epoch)
             case LookUpCoordinator() | ReportError():
                 raise AssertionError(f"{effect} is not a request")
-        outcome = await self._requests.send(effect)
-        if isinstance(effect, SendAddPartitions) and isinstance(outcome, PartitionsAdded):
+        outcome = PartitionsAdded() if isinstance(effect, AdmitPartitions) else await self._requests.send(effect)
+        if isinstance(effect, SendAddPartitions | AdmitPartitions) and isinstance(outcome, PartitionsAdded):
             self._records.add_partitions(effect.partitions)
             sender.wake()
-        elif isinstance(outcome, ProducerIdReceived):
+        elif isinstance(outcome, ProducerIdReceived | TransactionEnded) and outcome.producer.id >= 0:
             self._records.adopt(outcome.producer)
         elif isinstance(outcome, GenerationRefused):
-            return msgspec.structs.replace(outcome, current=self._current_identity())
+            return replace(outcome, current=self._current_identity())
         return outcome
 
     async def _wait_until_delivered(self, timeout_s: float) -> TransactionEvent:

@@ -56,6 +56,20 @@ def test_a_sound_cluster_has_only_good_findings():
     )
 
 
+@pytest.mark.parametrize(
+    ("levels", "text"),
+    [
+        ((2, 2), "transactions have version 2"),
+        ((2, 1), "transactions have version 1, and version 2 once transaction.version is finalized"),
+    ],
+)
+def test_the_version_of_transactions_is_shown_with_the_possible_one(levels, text):
+    """The finding names the version that all brokers have finalized, and the newer one that they support."""
+    facts = cluster(*(broker(number, transaction_version=level) for number, level in enumerate(levels, 1)))
+
+    assert found(facts)["feature"][1].endswith(text)
+
+
 def test_an_unreachable_broker_is_a_problem_with_its_address():
     """The finding names the reason, and a command that tries the connection."""
     level, text, step = found(cluster(broker(1), broker(2, failure="kafka:9092: connection refused")))[

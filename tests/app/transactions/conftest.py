@@ -10,7 +10,18 @@ from tests.support.transactional_broker import (
     own_server,
     proxy,
     quick_broker,
+    transaction_version,
     witness,
 )
 
-__all__ = ["dead", "ledger", "mortal_server", "new_app", "own_server", "proxy", "quick_broker", "witness"]
+__all__ = [
+    "dead",
+    "ledger",
+    "mortal_server",
+    "new_app",
+    "own_server",
+    "proxy",
+    "quick_broker",
+    "transaction_version",
+    "witness",
+]

@@ -38,7 +38,7 @@ from tests.support.committed_records import CommittedRecords
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 from tests.support.pipelines import check, fill, passing_on, until_committed
-from tests.support.transaction_faults import IN_TRANSACTION, LOSSES, with_code
+from tests.support.transaction_faults import LOSSES, requests_of, sent_in, with_code
 from tests.support.witness import Witness
 
 
@@ -58,21 +58,21 @@ async def its_beginning(recorder: EventRecorder) -> None:
 
 @pytest.mark.parametrize("fault", LOSSES)
 async def test_lost_requests_and_responses_repeat_no_record(  # noqa: PLR0917 - fixtures
-    ledger, witness, proxy, new_app, group, recorder, fault
+    ledger, witness, proxy, new_app, group, recorder, fault, transaction_version
 ):
     """Each record is published once, although requests or responses are lost, or requests arrive twice."""
     source, target = ledger.topic(), ledger.topic()
-    app = new_app(request_timeout_ms=400)
+    app, requests = new_app(request_timeout_ms=400), requests_of(transaction_version)
     passing_on(app, source, target)
 
     async with app:
         await its_beginning(recorder)
-        for number, request in enumerate(IN_TRANSACTION, 1):
+        for number, request in enumerate(requests, 1):
             with getattr(proxy, fault)(request):
                 fill(witness, source, range(number * 20 - 20, number * 20))
                 await until_committed(ledger, group, source, number * 20)
 
-    await check(ledger, target, range(len(IN_TRANSACTION) * 20))
+    await check(ledger, target, range(len(requests) * 20))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ async def test_lost_requests_and_responses_repeat_no_record(  # noqa: PLR0917 - 
     ],
 )
 async def test_a_refused_transaction_is_repeated(  # noqa: PLR0917 - fixtures
-    ledger, witness, proxy, new_app, group, recorder, request_, code
+    ledger, witness, proxy, new_app, group, recorder, request_, code, transaction_version
 ):
     """A refused request aborts the transaction; its records are handled again, and published once."""
     source, target, app = ledger.topic(), ledger.topic(), new_app()
@@ -97,7 +97,7 @@ async def test_a_refused_transaction_is_repeated(  # noqa: PLR0917 - fixtures
 
     async with app:
         await its_beginning(recorder)
-        with proxy.edit_answer(request_, with_code(code)):
+        with proxy.edit_answer(sent_in(transaction_version, request_), with_code(code)):
             fill(witness, source, range(50))
             await until_committed(ledger, group, source, 50)
 
@@ -173,11 +173,11 @@ async def test_a_transaction_that_the_broker_aborted_is_repeated(  # noqa: PLR09
 @pytest.mark.parametrize("frame", ["request", "answer"])
 @pytest.mark.slow
 async def test_an_app_that_was_suspended_in_its_transaction_continues(  # noqa: PLR0917 - fixtures
-    ledger, witness, proxy, new_app, group, recorder, frame
+    ledger, witness, proxy, new_app, group, recorder, frame, transaction_version
 ):
     """An app whose transaction timed out while the process was suspended goes on, at whatever point that was."""
     source, target, loop, suspended_s = ledger.topic(), ledger.topic(), asyncio.get_running_loop(), 1.6
-    app = new_app(transaction_timeout_ms=1_000)
+    app, requests = new_app(transaction_timeout_ms=1_000), requests_of(transaction_version)
     passing_on(app, source, target)
 
     def suspend(message: Any) -> Any:
@@ -189,13 +189,13 @@ async def test_an_app_that_was_suspended_in_its_transaction_continues(  # noqa: 
 
     async with app:
         await its_beginning(recorder)
-        for number, request in enumerate(IN_TRANSACTION, 1):
+        for number, request in enumerate(requests, 1):
             with getattr(proxy, f"edit_{frame}")(request, suspend):
                 fill(witness, source, range(number * 20 - 20, number * 20))
                 await until_committed(ledger, group, source, number * 20)
 
     assert recorder.of(TransactionalProducerReplaced)
-    await check(ledger, target, range(len(IN_TRANSACTION) * 20))
+    await check(ledger, target, range(len(requests) * 20))
 
 
 async def test_the_transaction_of_a_handler_that_takes_too_long_is_aborted(ledger, witness, new_app, group, recorder):
@@ -325,8 +325,13 @@ async def renewing(own_server, ledger, recorder):
 
 
 @pytest.mark.parametrize("is_timed_out", [True, False], ids=["known", "found out meanwhile"])
-async def test_a_producer_that_its_own_timeout_fenced_is_replaced(ledger, proxy, renewing, recorder, is_timed_out):
-    """A producer is replaced if its transaction has timed out, even if it is fenced only while ``abort`` waits."""
+async def test_a_producer_that_its_own_timeout_fenced_is_replaced(  # noqa: PLR0917 - fixtures
+    ledger, proxy, renewing, recorder, is_timed_out, transaction_version
+):
+    """A producer is replaced if its transaction has timed out, even if it is fenced only while ``abort`` waits.
+
+    In version 2, the coordinator also acknowledges the producer's abort of a transaction that it has aborted.
+    """
     topic = ledger.topic()
     await renewing.begin()
     first = renewing._producer
@@ -348,19 +353,21 @@ async def test_a_producer_that_its_own_timeout_fenced_is_replaced(ledger, proxy,
         held.release()
         await aborting
 
-    assert first.state is ProducerState.FENCED
-    assert len(recorder.of(TransactionalProducerReplaced)) == 1
+    assert first.state is (ProducerState.FENCED if transaction_version == 1 else ProducerState.READY)
+    assert len(recorder.of(TransactionalProducerReplaced)) == (1 if transaction_version == 1 else 0)
     await renewing.begin()
     await send()
 
 
-async def test_a_producer_that_the_broker_has_forgotten_is_replaced(ledger, proxy, renewing, recorder):
+async def test_a_producer_that_the_broker_has_forgotten_is_replaced(
+    ledger, proxy, renewing, recorder, transaction_version
+):
     """A producer whose id has expired at the coordinator is replaced at the beginning of the next transaction."""
     topic = ledger.topic()
     unknown = with_code(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
     await renewing.begin()
     with (
-        proxy.edit_answer(AddPartitionsToTxnRequest, unknown),
+        proxy.edit_answer(sent_in(transaction_version, AddPartitionsToTxnRequest), unknown),
         proxy.edit_answer(EndTxnRequest, unknown),
         proxy.edit_answer(InitProducerIdRequest, unknown),
     ):

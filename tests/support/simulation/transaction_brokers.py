@@ -77,6 +77,10 @@ class Log:
         self.written += [(value, "pending") for value in values]
         return OK, self.recent[-1][1]
 
+    def is_open(self, producer: ProducerId) -> bool:
+        """Return True if the log has records of this epoch without a marker."""
+        return producer.epoch == self.epoch and any(status == "pending" for _, status in self.written)
+
     def mark(self, epoch: int, outcome: str) -> None:
         if epoch > self.epoch:
             self.epoch, self.next_sequence = epoch, 0
@@ -96,6 +100,8 @@ class Brokers:
         self.epoch, self.last_epoch = -1, -1
         self.stage = Stage.NONE
         self.is_commit = False
+        self.ended_epoch = -1
+        """Epoch whose transaction of version 2 has ended: a repeated EndTxn gets the same answer; -1 if none."""
         self.partitions: set[TopicPartition] = set()
         self.logs = {FIRST: Log(), SECOND: Log()}
         self.has_group = False
@@ -129,11 +135,17 @@ class Brokers:
                 code = self._add(question.producer)
                 self.has_group |= code == OK
                 return event_of(code, TransactionRequestKind.ADD_OFFSETS) or OffsetsAdded()
-            case SendOffsets(offsets=offsets):
-                code = self._store(question.producer, offsets.offsets[0].offset)
+            case SendOffsets(offsets=offsets, version=version):
+                code = self._add(question.producer) if version > 1 else OK
+                self.has_group |= version > 1 and code == OK
+                code = code or self._store(question.producer, offsets.offsets[0].offset)
                 return (
                     worst_of(filter(None, [event_of(code, TransactionRequestKind.COMMIT_OFFSETS)])) or OffsetsStored()
                 )
+            case SendEnd(is_commit=is_commit, version=version) if version > 1:
+                code = self._end_and_raise_epoch(question.producer, is_commit=is_commit)
+                ended = TransactionEnded(ProducerId(7, self.epoch))
+                return event_of(code, TransactionRequestKind.END) or ended
             case SendEnd(is_commit=is_commit):
                 return (
                     event_of(self._end(question.producer, is_commit=is_commit), TransactionRequestKind.END)
@@ -141,26 +153,37 @@ class Brokers:
                 )
 
     def produce(
-        self, producer: ProducerId, partition: TopicPartition, sequence: int, values: Sequence[object]
+        self, producer: ProducerId, partition: TopicPartition, sequence: int, values: Sequence[object], version: int
     ) -> tuple[int, int]:
-        """Handle a batch and return error code and offset."""
+        """Handle a batch and return error code and offset; in version 2, the leader adds the partition.
+
+        It does not ask the coordinator while its log contains records of the producer's epoch without a marker.
+        """
+        log = self.logs[partition]
+        if version > 1 and log.is_open(producer):
+            return log.write(producer, sequence, values)
         if producer.epoch < self.epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH, -1
+        if version > 1:
+            code = self._add(producer)
+            if code != OK:
+                return code, -1
+            self.partitions.add(partition)
         if self.stage is not Stage.ONGOING or partition not in self.partitions:
             return ErrorCode.INVALID_TXN_STATE, -1
-        return self.logs[partition].write(producer, sequence, values)
+        return log.write(producer, sequence, values)
 
     def _initialize(self, producer: ProducerId) -> int:
         if self.stage is Stage.ENDING:
             return ErrorCode.CONCURRENT_TRANSACTIONS
         if self.stage is Stage.ONGOING:
-            self.epoch, self.last_epoch = self.epoch + 1, -1
+            self.epoch, self.last_epoch, self.ended_epoch = self.epoch + 1, -1, -1
             self.stage, self.is_commit = Stage.ENDING, False
             return ErrorCode.CONCURRENT_TRANSACTIONS
         if producer.id >= 0 and producer.epoch != self.epoch:
             return OK if producer.epoch == self.last_epoch else ErrorCode.PRODUCER_FENCED
         self.last_epoch = producer.epoch if producer.id >= 0 else -1
-        self.epoch += 1
+        self.epoch, self.ended_epoch = self.epoch + 1, -1
         self.stage = Stage.NONE
         return OK
 
@@ -169,7 +192,7 @@ class Brokers:
             return ErrorCode.PRODUCER_FENCED
         if self.stage is Stage.ENDING:
             return ErrorCode.CONCURRENT_TRANSACTIONS
-        self.stage = Stage.ONGOING
+        self.stage, self.ended_epoch = Stage.ONGOING, -1
         return OK
 
     def _store(self, producer: ProducerId, offset: int) -> int:
@@ -193,3 +216,19 @@ class Brokers:
                 return OK
             case _:
                 return ErrorCode.INVALID_TXN_STATE
+
+    def _end_and_raise_epoch(self, producer: ProducerId, *, is_commit: bool) -> int:
+        """Handle EndTxn from version 5 on, whose answer contains the epoch of the next transaction (KIP-890)."""
+        if producer.epoch == self.ended_epoch:
+            if self.is_commit != is_commit:
+                return ErrorCode.INVALID_TXN_STATE
+            return OK if self.stage is Stage.OVER else ErrorCode.CONCURRENT_TRANSACTIONS
+        if producer.epoch != self.epoch:
+            return ErrorCode.PRODUCER_FENCED
+        if self.stage is Stage.ENDING:
+            return ErrorCode.CONCURRENT_TRANSACTIONS
+        if self.stage is not Stage.ONGOING and is_commit:
+            return ErrorCode.INVALID_TXN_STATE
+        self.stage, self.is_commit = Stage.ENDING, is_commit
+        self.epoch, self.last_epoch, self.ended_epoch = self.epoch + 1, producer.epoch, producer.epoch
+        return OK

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tailrace.admin.diagnosis.findings import CommandLines, Finding, Level, Subject, counted, duration, named
 from tailrace.protocol.handshake import CONSUMER_PROTOCOL, Capability
-from tailrace.protocol.transactions import PUBLISHING, TRANSACTIONS
+from tailrace.protocol.transactions import PUBLISHING, TRANSACTION_VERSION, TRANSACTIONS
 
 __all__ = ["BrokerFacts", "ClockReading", "ClusterFacts", "VoterFacts", "broker_findings"]
 
@@ -43,6 +43,8 @@ class BrokerFacts:
     """Greatest level of each feature that the broker supports."""
     finalized: Mapping[str, int] = field(default_factory=dict)
     """Level of each feature that is in effect in the cluster."""
+    transaction_version: int = 1
+    """Version of transactions with this broker (KIP-890)."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Requests that the broker lacks for publishing and for transactions, by the name of the capability."""
     has_consumer_protocol: bool = False
@@ -278,7 +280,9 @@ def _feature_findings(
     # Kafka 3.7 and 3.8 offer the request in previews, without the feature.
     level = min(one.finalized.get("group.version", 0) for one in reached)
     available = not without and level >= 1
-    transactions = min(one.finalized.get("transaction.version", 0) for one in reached)
+    transactions = min(one.transaction_version for one in reached)
+    # tailrace has no later version.
+    possible = min(2, *(one.supported.get(TRANSACTION_VERSION, 0) for one in reached))
     if needs_consumer_protocol and not available:
         reason = f"broker {named(without)} does not support it" if without else f"group.version is {level}"
         yield Subject("features").problem(
@@ -296,8 +300,8 @@ def _feature_findings(
     yield Subject("features").ok(
         "feature",
         f"publishing is {publishing}, exactly-once delivery is {exactly_once},"
-        f" KIP-848 (group_protocol='consumer') is {consumer}; transaction.version is {transactions}"
-        + (", of which tailrace uses version 1" if transactions > 1 else ""),
+        f" KIP-848 (group_protocol='consumer') is {consumer}; transactions have version {transactions}"
+        + (f", and version {possible} once {TRANSACTION_VERSION} is finalized" if possible > transactions else ""),
     )
 
 

@@ -49,7 +49,7 @@ from tailrace.protocol.metadata import (
     MetadataRequest,
     MetadataTopic,
 )
-from tailrace.protocol.transactions import PUBLISHING, TRANSACTIONS
+from tailrace.protocol.transactions import PUBLISHING, TRANSACTIONS, transaction_version
 from tailrace.records import TopicPartition
 
 __all__ = [
@@ -178,6 +178,7 @@ async def _reach(broker: Broker, timeout_s: float) -> BrokerFacts:
         round_trip_ms=(loop.time() - began) * 1000,
         supported=versions.supported,
         finalized=versions.finalized,
+        transaction_version=transaction_version(versions),
         missing={one.name: text for one in (PUBLISHING, TRANSACTIONS) if (text := versions.lacks(one))},
         has_consumer_protocol=not versions.lacks(CONSUMER_PROTOCOL),
     )
