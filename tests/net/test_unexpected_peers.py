@@ -335,6 +335,22 @@ async def test_api_versions_is_repeated_in_a_version_that_the_broker_supports(ne
 
 
 @pytest.mark.parametrize(
+    "body", [b"\x01\0\x12\0\0\0\2\0\0\0\0", b"\0\0\0\0\0\0\0\0", b""], ids=["as in v3", "v1", "cut off"]
+)
+async def test_a_refusal_of_api_versions_needs_only_its_error_code(body):
+    """Error 35 leads to version 0, however the rest of the response is encoded."""
+
+    def answer(request, header):
+        if header.version == 0:
+            return offer(ApiVersions=(0, 2))
+        refusal = header.correlation_id.to_bytes(4, "big") + ErrorCode.UNSUPPORTED_VERSION.to_bytes(2, "big") + body
+        return len(refusal).to_bytes(4, "big") + refusal
+
+    async with Peer(scripted(answer)) as peer, dialled(peer.address) as connection:
+        assert 2 in connection.broker_versions.range_of(ApiVersionsRequest.api)
+
+
+@pytest.mark.parametrize(
     ("newest", "refuses", "asked"),
     [
         pytest.param(2, lambda version, _: version > 2, [5, 0, 2, 2], id="knows up to version 2"),

@@ -167,12 +167,21 @@ def test_a_response_to_api_versions_has_the_oldest_header():
 
 
 @pytest.mark.parametrize(("api", "version"), [(HeartbeatRequest.api, 3), (HeartbeatRequest.api, 4)])
-def test_bytes_left_over_are_malformed(api, version):
-    """A frame with bytes after the end of its message is malformed."""
+def test_bytes_after_a_request_are_malformed(api, version):
+    """A request with bytes after the end of its message is malformed."""
     frame = api.encode_request(HeartbeatRequest("g", 1, "m"), version, correlation_id=1, client_id=None)[4:]
 
     with pytest.raises(MalformedMessageError, match=f"1 bytes left over after a Heartbeat message v{version}"):
         api.decode_request(memoryview(frame + b"\0"), version)
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_bytes_after_a_response_are_ignored(version):
+    """A response with bytes after the end of its message is decoded, as other clients decode it."""
+    api, answer = HeartbeatRequest.api, HeartbeatResponse(27, throttle_time_ms=100)
+    frame = api.encode_response(answer, version, correlation_id=1)[4:]
+
+    assert api.decode_response(memoryview(frame + b"\0"), version) == answer
 
 
 # ---- fields that a version lacks -------------------------------------------------------------------------------

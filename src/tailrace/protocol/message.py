@@ -18,6 +18,7 @@ exception is ApiVersions: its response header always has version 0, so that clie
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast, dataclass_transform, get_args
 from uuid import UUID
@@ -84,13 +85,17 @@ class Api(Generic[ResponseT]):
         return self._encoded(out, request, self.request_type, version)
 
     def decode_response(self, frame: memoryview, version: int) -> ResponseT:
-        """Return the response in ``frame``, which begins with the correlation id."""
+        """Return the response in ``frame``, which begins with the correlation id.
+
+        Bytes after the response are ignored, as Java's client and librdkafka ignore them: not every broker encodes
+        exactly the fields of a version.
+        """
         if self.key == _API_VERSIONS_KEY and frame[_SIZE.size : _SIZE.size + len(_UNSUPPORTED)] == _UNSUPPORTED:
             version = 0  # In version 0, a broker refuses a version of ApiVersions that it does not support (KIP-511).
         reader = FrameReader(frame, _SIZE.size)
         if version >= self.tagged_responses_from:
             reader.skip_tagged_fields()
-        return cast(ResponseT, self._decoded(reader, self.response_type, version))
+        return cast(ResponseT, self._decoder(self.response_type, version)(reader))
 
     def decode_request(self, frame: memoryview, version: int) -> object:
         """Return the request in ``frame``, which begins with the request header."""
@@ -98,7 +103,10 @@ class Api(Generic[ResponseT]):
         _read_client_id(reader)
         if version >= self.flexible_from:
             reader.skip_tagged_fields()
-        return self._decoded(reader, self.request_type, version)
+        message = self._decoder(self.request_type, version)(reader)
+        if reader.remaining:
+            raise MalformedMessageError(f"{reader.remaining} bytes left over after a {self.name} message v{version}")
+        return message
 
     def encode_response(self, response: ResponseT, version: int, *, correlation_id: int) -> bytearray:
         """Return the frame of a response, including its length."""
@@ -116,11 +124,8 @@ class Api(Generic[ResponseT]):
         _SIZE.pack_into(out, 0, len(out) - _SIZE.size)
         return out
 
-    def _decoded(self, reader: FrameReader, kind: type, version: int) -> object:
-        message: object = decoder_of(kind, version, flexible=version >= self.flexible_from)(reader)
-        if reader.remaining:
-            raise MalformedMessageError(f"{reader.remaining} bytes left over after a {self.name} message v{version}")
-        return message
+    def _decoder(self, kind: type, version: int) -> Callable[[FrameReader], object]:
+        return decoder_of(kind, version, flexible=version >= self.flexible_from)
 
 
 def read_request_header(frame: memoryview) -> RequestHeader:
