@@ -103,7 +103,7 @@ def _wake_on_signals(loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
         writer.setblocking(False)
         try:
             loop.add_reader(reader, reader.recv, 4096)
-        except NotImplementedError:  # Windows, where the loop wakes up at short intervals
+        except NotImplementedError:  # Windows, where signals wake ProactorEventLoop anyway
             yield
             return
         _wakeup_fds.append(writer.fileno())

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
+import sysconfig
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -37,6 +42,28 @@ def test_scripts_look_for_the_declared_versions():
     assert done.stdout.split() == DECLARED[::-1]
 
 
-def test_the_readme_names_the_declared_versions():
-    """The README names the oldest and the newest supported version."""
+def test_the_pages_name_the_declared_versions():
+    """The README names the oldest and the newest supported version, and the page of Pythons lists all as supported."""
     assert f"Python {DECLARED[0]} to {DECLARED[-1]}" in (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "pythons.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| (3\.\d+)[.\d]* \| yes \|", page, re.MULTILINE) == DECLARED
+
+
+def test_the_page_names_the_accepted_versions_of_aiokafka():
+    """The page names each minor version of aiokafka that the package accepts."""
+    (pin,) = (one for one in SETTINGS["project"]["dependencies"] if one.startswith("aiokafka"))
+    first, end = (int(one) for one in re.findall(r"0\.(\d+)", pin))
+    names = [f"0.{minor}" for minor in range(first, end)]
+
+    page = (ROOT / "docs" / "pythons.md").read_text(encoding="utf-8")
+    assert f"aiokafka {', '.join(names[:-1])} and {names[-1]} are supported" in page
+
+
+@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="needs a free-threaded Python")
+def test_the_compiled_module_leaves_the_gil_disabled():
+    """Importing the compiled module does not enable the GIL."""
+    program = "import sys, tailrace._native; assert not sys._is_gil_enabled()"
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHON_GIL"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environ)
+
+    assert done.returncode == 0, done.stderr
