@@ -37,7 +37,8 @@ async def test_exactly_once_is_refused_at_start(group):
             await app.start()
 
     assert str(caught.value) == (
-        "the broker does not support transactions (delivery='exactly_once'): TxnOffsetCommit: tailrace supports"
-        " versions 3 to 4, the broker supports 0 to 2 - set delivery='at_least_once', or upgrade the brokers to Apache"
-        " Kafka 2.5 or newer"
+        "the broker does not support transactions (delivery='exactly_once'):"
+        " TxnOffsetCommit: tailrace supports versions 3 to 4, the broker supports 0 to 2; InitProducerId: version 3 or"
+        " newer is required, the broker supports 0 to 1 - set delivery='at_least_once', or upgrade the brokers to"
+        " Apache Kafka 2.5 or newer"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace import App, UnsupportedVersionError
 from tailrace.config import resolve
 from tailrace.errors import BrokerConnectionError
 from tailrace.net.broker import Broker, Channel, ChannelKey
@@ -29,22 +28,6 @@ async def test_each_capability_works_or_is_refused(name):
     assert {name: (one.result, one.error if one.result == "fails" else "") for name, one in outcomes.items()} == {
         name: ("no" if name in service.refused else "yes", "") for name in CAPABILITIES
     }
-
-
-@pytest.mark.slow
-async def test_a_broker_without_producer_ids_is_refused_at_start():
-    """App.start raises an error that names the missing request and the next step."""
-    with (
-        running_service(SERVICES["Azure Event Hubs"]) as (cluster, _),
-        pytest.raises(UnsupportedVersionError) as caught,
-    ):
-        await App(bootstrap_servers=cluster.address).start()
-
-    assert str(caught.value) == (
-        "the broker does not support publishing with an idempotent producer: InitProducerId: tailrace supports versions"
-        " 0 to 5, the broker does not support this API - upgrade the brokers to Apache Kafka 2.1 or newer, or enable"
-        " idempotence on them"
-    )
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from tailrace.protocol.groups import (
 from tailrace.protocol.handshake import (
     CONSUMER_PROTOCOL,
     CONSUMING,
+    TOPIC_IDS,
     ApiVersionRange,
     ApiVersionsResponse,
     BrokerVersions,
@@ -27,7 +28,7 @@ from tailrace.protocol.handshake import (
 )
 from tailrace.protocol.metadata import MetadataRequest
 from tailrace.protocol.records import FetchRequest
-from tailrace.protocol.transactions import PUBLISHING, TRANSACTIONS, transaction_version
+from tailrace.protocol.transactions import IDEMPOTENCE, PUBLISHING, TRANSACTIONS, transaction_version
 from tailrace.testing.faults import APIS, api_by_key
 
 
@@ -113,8 +114,10 @@ def test_a_broker_too_old_is_refused(api):
 @pytest.mark.parametrize(
     ("capability", "missing", "text"),
     [
-        (PUBLISHING, {"InitProducerId": ()}, "InitProducerId: .*does not support this API - .*enable idempotence"),
-        (PUBLISHING, {"Produce": (0, 2)}, "Produce: .*the broker supports 0 to 2 - upgrade the brokers"),
+        (IDEMPOTENCE, {"InitProducerId": ()}, "InitProducerId: .*does not support this API - accept duplicates"),
+        (TRANSACTIONS, {"InitProducerId": (0, 2)}, "InitProducerId: required are versions 3 to .* 0 to 2 - set "),
+        (TOPIC_IDS, {"Metadata": (4, 9)}, "Metadata: required are versions 10 to 13, the broker supports 4 to 9 - "),
+        (PUBLISHING, {"Produce": (0, 2)}, "Produce: .*the broker supports 0 to 2 - publish to another"),
         (TRANSACTIONS, {"TxnOffsetCommit": (0, 2)}, "TxnOffsetCommit: .*0 to 2 - set delivery='at_least_once'"),
         (
             CONSUMER_PROTOCOL,
@@ -122,7 +125,7 @@ def test_a_broker_too_old_is_refused(api):
             "ConsumerGroupHeartbeat: .* - set group_protocol=",
         ),
     ],
-    ids=["no producer ids", "old records", "old transactions", "classic only"],
+    ids=["no producer ids", "old producer ids", "no topic ids", "old records", "old transactions", "classic only"],
 )
 def test_a_missing_capability_raises_with_the_next_step(capability, missing, text):
     """The error names the capability, the missing requests and the next step; the broker has all others."""

@@ -70,6 +70,7 @@ class App(Handlers):
         codec=None: Codec that decodes values and encodes results; None for JSON.
         middleware=(): Functions that wrap the call of every handler of single records, the outermost first.
         require_broker=True: Fail to start if no broker answers within start_timeout_ms.
+        enable_idempotence=None: Publish with an idempotent producer, which stores no record twice.
         delivery="at_least_once": Delivery guarantee: "at_least_once", or "exactly_once" by transactions.
         transactional_id=None: Transactional id of this process, for example "{group}-{hostname}-{worker}".
         transaction_timeout_ms=10_000: Time in milliseconds after which the broker aborts an open transaction.

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -17,6 +18,7 @@ from typing import Any, cast
 
 import anyio
 
+from tailrace.app.broker_needs import CANNOT_PUBLISH, BrokerNeeds, broker_needs
 from tailrace.app.declare.arguments import Opened
 from tailrace.app.declare.dependencies import Dependency, Overrides, open_into
 from tailrace.app.declare.parameters import Provider
@@ -40,14 +42,29 @@ from tailrace.awaitables import resolve_call
 from tailrace.config import ConsumerConfig, resolve
 from tailrace.consumer.sink_consumer import SinkConsumer
 from tailrace.consumer.supervisor import Supervisor, as_tailrace_error
-from tailrace.context_managers import AsyncExitStack, contextmanager
+from tailrace.context_managers import AsyncExitStack, asynccontextmanager, contextmanager
 from tailrace.core.backoff import Backoff
-from tailrace.errors import BrokerConnectionError, ConsumerStateError, TailraceError
-from tailrace.observe.events import AppFailed, BrokersUnavailable, LeaveGroupTimedOut, ShutdownTimedOut
+from tailrace.core.capabilities import ClusterVersions
+from tailrace.errors import (
+    BrokerConnectionError,
+    BrokerError,
+    ConsumerStateError,
+    PublishError,
+    TailraceError,
+    UnsupportedVersionError,
+)
+from tailrace.observe.events import (
+    AppFailed,
+    BrokersUnavailable,
+    CapabilityMissing,
+    LeaveGroupTimedOut,
+    ShutdownTimedOut,
+)
 from tailrace.observe.hooks import Hook, Observer, instrumentations_of
 from tailrace.observe.statistics import AppStatistics, Durations
-from tailrace.producer.publisher import Publisher
+from tailrace.producer.publisher import OutgoingRecord, Publisher
 from tailrace.producer.record_producer import RecordProducer
+from tailrace.protocol.transactions import PUBLISHING
 
 __all__ = [
     "AppRun",
@@ -345,7 +362,7 @@ class AppRun:
         added_hooks = () if substitute is None else substitute.hooks
         hooks = (*cast("tuple[Hook, ...]", config.hooks), *added_hooks, cast("Hook", self.consumer_events))
         self._observer = Observer(hooks, client_id=config.client_id)
-        self._kafka = _kafka_access(declared, runtime, config, {**runtime.options, "hooks": hooks}, self._observer)
+        self._kafka = _kafka_access(self._plan, runtime, config, {**runtime.options, "hooks": hooks}, self._observer)
         # With a substitute for Kafka, the start never needs to go on without a broker.
         self._require_broker = runtime.config.require_broker or substitute is not None
         self._stop_s = config.stop_timeout_ms / 1000
@@ -625,7 +642,7 @@ class AppRun:
 
 
 def _kafka_access(
-    declared: Handlers, runtime: AppRuntime, config: ConsumerConfig, options: Mapping[str, Any], observer: Observer
+    plan: Plan, runtime: AppRuntime, config: ConsumerConfig, options: Mapping[str, Any], observer: Observer
 ) -> KafkaAccess:
     """Return the sources and the publisher of a run: those of Kafka, with transactions, or of the substitute."""
     on_corrupt_batch, transactions, substitute = (
@@ -637,8 +654,56 @@ def _kafka_access(
     def read(routes: Routes, **changes: object) -> ConsumerSource:
         return ConsumerSource(routes, {**options, "group_id": routes.group_id, **changes}, on_corrupt_batch)
 
-    kafka = KafkaAccess(read, lambda: RecordProducer(config))
+    handlers = list(itertools.chain.from_iterable(plan.by_group.values()))
+    needs = broker_needs(handlers, config.group_protocol, has_transactions=transactions is not None)
+
+    def open_publisher() -> AbstractAsyncContextManager[Publisher]:
+        producer = RecordProducer(config)
+        producer.enable_idempotence = runtime.config.enable_idempotence
+        return _open_publisher(producer, needs, observer)
+
+    kafka = KafkaAccess(read, open_publisher)
     if transactions is not None:
-        check_transactions(transactions, config, runtime.options, declared.declared)
+        check_transactions(transactions, config, runtime.options, handlers)
         kafka = with_transactions(kafka, read, transactions, config, observer)
     return kafka if substitute is None else KafkaAccess(substitute.connect, substitute.open_publisher)
+
+
+@asynccontextmanager
+async def _open_publisher(producer: RecordProducer, needs: BrokerNeeds, observer: Observer) -> AsyncIterator[Publisher]:
+    """Start the producer of an app and check what the brokers offer; emit CapabilityMissing for what the app may use.
+
+    If publishing is not possible, but the app need not publish, calls of the publisher raise the error.
+    """
+    is_checked = False
+
+    def check(versions: ClusterVersions) -> None:
+        nonlocal is_checked
+        for one in needs.check(versions):
+            observer.emit(CapabilityMissing(one.reason, one.consequence))
+        is_checked = True
+
+    producer.check_versions = check
+    async with AsyncExitStack() as stack:
+        publisher: Publisher
+        try:
+            publisher = await stack.enter_async_context(producer)
+        except (UnsupportedVersionError, PublishError) as error:
+            refusal = error.__cause__
+            is_temporary = isinstance(refusal, BrokerError) and refusal.retriable
+            if not is_checked or PUBLISHING in needs.required or is_temporary:
+                raise
+            if refusal is not None:
+                observer.emit(CapabilityMissing(str(error), CANNOT_PUBLISH))
+            publisher = _UnavailablePublisher(error)
+        yield publisher
+
+
+class _UnavailablePublisher:
+    """Publisher of an app that reads from brokers to which it cannot publish."""
+
+    def __init__(self, error: TailraceError) -> None:
+        self._error = error
+
+    async def publish(self, _record: OutgoingRecord) -> None:
+        raise PublishError(f"this app cannot publish: {self._error}") from self._error

@@ -296,6 +296,15 @@ class AppOptions(ConsumerOptions, total=False):
 
     Default: True.
     """
+    enable_idempotence: bool | None
+    """Publish with an idempotent producer, which stores no record twice.
+
+    None publishes without idempotence if a broker does not offer it, and logs ``IdempotenceDisabled``; True refuses to
+    start in this case. Without idempotence, a record whose answer is lost may be stored twice. False contradicts
+    ``delivery="exactly_once"``.
+
+    Default: None.
+    """
     delivery: Delivery
     """Delivery guarantee: ``"at_least_once"``, or ``"exactly_once"`` by transactions.
 
@@ -353,6 +362,7 @@ class AppConfig:
     codec: AnyCodec | None = None
     middleware: Sequence[Middleware] = ()
     require_broker: bool = True
+    enable_idempotence: bool | None = None
     delivery: Delivery = "at_least_once"
 
     def __post_init__(self) -> None:
@@ -370,6 +380,14 @@ class AppConfig:
         required: object = self.require_broker
         if not isinstance(required, bool):
             raise ConfigurationError(f"require_broker must be True or False, not {required!r}")
+        idempotent: object = self.enable_idempotence
+        if idempotent is not None and not isinstance(idempotent, bool):
+            raise ConfigurationError(f"enable_idempotence must be True, False or None, not {idempotent!r}")
+        if idempotent is False and self.delivery == "exactly_once":
+            raise ConfigurationError(
+                "enable_idempotence=False contradicts delivery='exactly_once': transactions need idempotence"
+                " - leave out enable_idempotence"
+            )
 
 
 _REPLACEMENTS: Mapping[str, str] = {

@@ -7,6 +7,7 @@ text is wrapped. A command is then continued on the next line after a backslash,
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import shlex
@@ -15,7 +16,7 @@ import sys
 import textwrap
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -25,6 +26,7 @@ from tailrace.admin.diagnosis.findings import (
     Finding,
     GroupNeeds,
     Level,
+    RequestSupport,
     TopicNeeds,
     TopicRole,
     counted,
@@ -207,9 +209,10 @@ def _with_named_needs(needs_of: _NeedsOf, groups: Iterable[str], topics: Iterabl
     def needs(existing: Collection[str]) -> ClusterNeeds:
         found = needs_of(existing)
         known = {one.group_id for one in found.groups}
-        return ClusterNeeds(
-            (*found.groups, *(GroupNeeds(one) for one in dict.fromkeys(groups) if one not in known)),
-            {**{name: TopicNeeds(name) for name in topics}, **found.topics},
+        return replace(
+            found,
+            groups=(*found.groups, *(GroupNeeds(one) for one in dict.fromkeys(groups) if one not in known)),
+            topics={**{name: TopicNeeds(name) for name in topics}, **found.topics},
         )
 
     return needs
@@ -226,19 +229,17 @@ def _needs_of_app(app: App, config: ConsumerConfig, start: str) -> tuple[Plan, _
     Raises:
         ConfigurationError: a handler is declared wrongly.
     """
+    from tailrace.app.broker_needs import broker_needs
     from tailrace.app.lifecycle import make_plan
     from tailrace.app.topics.routes import Routes
-    from tailrace.protocol.handshake import CONSUMER_PROTOCOL
-    from tailrace.protocol.transactions import PUBLISHING, TRANSACTIONS
+    from tailrace.protocol.transactions import IDEMPOTENCE
 
     plan = make_plan(app, config.group_id, app.runtime)
-    # An app starts its producer even if no handler publishes.
-    needed = {
-        PUBLISHING: True,
-        TRANSACTIONS: app.runtime.transactions is not None,
-        CONSUMER_PROTOCOL: config.group_protocol == "consumer",
-    }
-    capabilities = frozenset(capability for capability, is_needed in needed.items() if is_needed)
+    handlers = itertools.chain.from_iterable(plan.by_group.values())
+    has_transactions = app.runtime.transactions is not None
+    capabilities = frozenset(broker_needs(handlers, config.group_protocol, has_transactions=has_transactions).required)
+    if app.runtime.config.enable_idempotence:
+        capabilities |= {IDEMPOTENCE}
     routes = {group_id: Routes(group_id, handlers) for group_id, handlers in plan.by_group.items()}
 
     def needs(existing: Collection[str]) -> ClusterNeeds:
@@ -328,12 +329,24 @@ class _JsonReport:
                 "text": one.text,
                 "advice": one.advice,
                 "command": one.command,
+                **({"table": [_row_data(row) for row in one.table]} if one.table else {}),
             }
             for one in new
         )
 
     def end(self) -> None:
         """Print nothing."""
+
+
+def _row_data(row: RequestSupport) -> dict[str, object]:
+    """Return a row of the table in JSON types; versions are pairs, or null if the broker does not offer the request."""
+    offered = {str(node): [one[0], one[-1]] if one else None for node, one in row.offered.items()}
+    return {
+        "capability": row.capability,
+        "request": row.request,
+        "needed": [row.needed[0], row.needed[-1]],
+        "offered": offered,
+    }
 
 
 class _TextReport:
@@ -380,17 +393,47 @@ class _TextReport:
         paragraphs = [f"{one.subject}: {one.text}"]
         if one.advice:
             paragraphs.append(f"next: {one.advice}")
-        self._write(one.level, paragraphs, one.command)
+        self._write(one.level, paragraphs, one.command, self._table(one.table))
 
-    def _write(self, level: Level, paragraphs: Iterable[str], command: str | None) -> None:
+    def _write(self, level: Level, paragraphs: Iterable[str], command: str | None, table: Iterable[str] = ()) -> None:
         lines = [line for text in paragraphs for line in self._wrapped(escaped(text))]
         if command:
             lines += [f"  {line}" for line in self._continued(escaped(command))]
+        lines += table
         label = f"{_LABELS[level]:<{_LABEL_WIDTH}}"
         if self._is_colored:
             label = f"\x1b[{_COLORS[level]}m{label}\x1b[0m"
         indent = f"\n{'':<{_LABEL_WIDTH}}"
         sys.stdout.write(f"{label}{indent.join(lines)}\n")
+
+    def _table(self, rows: Sequence[RequestSupport]) -> list[str]:
+        """Return the lines of a table, with one column for all brokers that offer the same versions.
+
+        If the columns are too wide, the others follow in further tables.
+        """
+        if not rows:
+            return []
+        alike: dict[tuple[range, ...], list[int]] = {}
+        for node_id in rows[0].offered:
+            alike.setdefault(tuple(row.offered[node_id] for row in rows), []).append(node_id)
+        capabilities = [row.capability for row in rows]
+        names = [one if one != before else "" for before, one in itertools.pairwise(["", *capabilities])]
+        fixed = [["feature", *names], ["request", *(row.request for row in rows)], ["needs", *map(_needed, rows)]]
+        brokers = [[_column_name(nodes), *(_offered(row, nodes[0]) for row in rows)] for nodes in alike.values()]
+        lines: list[str] = []
+        while brokers:
+            shown = [brokers.pop(0)]
+            while brokers and (
+                self._width is None or _width([*fixed, *shown, brokers[0]]) <= self._width - _LABEL_WIDTH
+            ):
+                shown.append(brokers.pop(0))
+            columns = [*fixed, *shown]
+            widths = [max(map(len, column)) for column in columns]
+            lines += [
+                "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
+                for cells in zip(*columns, strict=True)
+            ]
+        return lines
 
     def _wrapped(self, text: str) -> list[str]:
         if self._width is None:
@@ -407,3 +450,31 @@ class _TextReport:
             else:
                 lines.append(f"  {word}" if lines else word)
         return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
+
+
+def _width(columns: Iterable[Sequence[str]]) -> int:
+    """Return the width of a table, with two spaces between the columns."""
+    return sum(max(map(len, column)) + 2 for column in columns) - 2
+
+
+def _versions(versions: range) -> str:
+    return f"{versions[0]}-{versions[-1]}"
+
+
+def _needed(row: RequestSupport) -> str:
+    return _versions(row.needed)
+
+
+def _offered(row: RequestSupport, node_id: int) -> str:
+    """Return the versions that a broker offers; "no" if the capability needs others."""
+    offered = row.offered[node_id]
+    if row.is_enough(node_id):
+        return _versions(offered)
+    return f"no ({_versions(offered)})" if offered else "no"
+
+
+def _column_name(nodes: Sequence[int]) -> str:
+    """Return the name of a column for these brokers: their node ids, or their number if there are many."""
+    if len(nodes) > _MAX_NAMED:
+        return f"{len(nodes)} brokers"
+    return f"broker{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"

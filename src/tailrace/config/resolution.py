@@ -450,7 +450,8 @@ _NOT_OPTIONS = {"max_poll_records": "getmany(max_records=...)", "listener": "the
 _SIMILARITY = 0.7
 """Minimum similarity of names, between 0 and 1, for a hint."""
 _OF_APPS = frozenset({
-    "retry", "dead_letter", "on_failure", "on_corrupt_batch", "codec", "middleware", "require_broker", "delivery",
+    "retry", "dead_letter", "on_failure", "on_corrupt_batch", "codec", "middleware", "require_broker",
+    "enable_idempotence", "delivery",
     "transactional_id", "transaction_timeout_ms", "transaction_interval_ms", "transaction_max_records",
 })  # fmt: skip
 """Options that App has in addition to those of its consumers."""

@@ -20,6 +20,7 @@ from tailrace.awaitables import AutoResetEvent
 from tailrace.config import ConsumerConfig, split_address
 from tailrace.context_managers import contextmanager
 from tailrace.core.backoff import Backoff
+from tailrace.core.capabilities import ClusterVersions
 from tailrace.core.cluster_metadata import ClusterMetadata, ExpectedBroker
 from tailrace.error_codes import name_of
 from tailrace.errors import (
@@ -36,6 +37,7 @@ from tailrace.errors import (
     broker_error,
 )
 from tailrace.net.broker import Broker, Channel, ChannelKey
+from tailrace.net.connection import Connection
 from tailrace.net.dialer import Dialer, wrong_broker
 from tailrace.observe.events import (
     ClusterRebootstrapped,
@@ -43,6 +45,7 @@ from tailrace.observe.events import (
     CoordinatorLost,
     CredentialsUnencrypted,
     MetadataRefreshFailed,
+    VersionsUnknown,
     WrongBrokerReached,
 )
 from tailrace.observe.hooks import Observer
@@ -66,6 +69,12 @@ ResponseT = TypeVar("ResponseT")
 _ANY_NODE = -1
 _STAGGER_S = 0.25
 """Time in seconds to wait for an answer before the request is also sent to the next broker or bootstrap address."""
+_VERSIONS = ChannelKey(Channel.MAIN, "versions")
+"""Connections that are opened to learn the versions of all brokers, and then closed."""
+_VERSIONS_S = 2.0
+"""Maximum time in seconds to learn the versions of all brokers."""
+_MAX_CONCURRENT = 32
+"""Maximum number of brokers to which these connections are opened at the same time."""
 
 
 class Cluster:
@@ -74,12 +83,13 @@ class Cluster:
     Attributes:
         topology: latest metadata; an immutable object, which each refresh and ``learn_leader`` replace.
         config: options of the connections.
+        observer: receiver of the events.
     """
 
     def __init__(self, config: ConsumerConfig, observer: Observer | None = None) -> None:
         self.config = config
         self.topology: ClusterMetadata = ClusterMetadata(hides_internal=config.exclude_internal_topics)
-        self._observer = observer or Observer()
+        self.observer: Observer = observer or Observer()
         self._brokers: dict[int, Broker] = {}
         self._dialer = Dialer(config, observer)
         self._coordinators: dict[str, int] = {}
@@ -123,7 +133,7 @@ class Cluster:
         if self.config.security_protocol == "SASL_PLAINTEXT" and self.config.sasl_mechanism in {"PLAIN", "OAUTHBEARER"}:
             # PLAIN and OAUTHBEARER send the secret itself; SCRAM and GSSAPI send only a proof of the secret.
             advice = "set security_protocol='SASL_SSL', or sasl_mechanism='SCRAM-SHA-512'"
-            self._observer.emit(CredentialsUnencrypted(", ".join(self.config.bootstrap_servers), advice))
+            self.observer.emit(CredentialsUnencrypted(", ".join(self.config.bootstrap_servers), advice))
         self._update(await _first_of([partial(self._try_address, n, *address) for n, address in enumerate(addresses)]))
 
     async def reach(self, timeout_s: float) -> None:
@@ -145,7 +155,7 @@ class Cluster:
         try:
             return self._checked(await broker.send(self._metadata_request()), broker.host, broker.port)
         except WrongBrokerError as error:
-            self._observer.emit(WrongBrokerReached(broker.address, str(error), error))
+            self.observer.emit(WrongBrokerReached(broker.address, str(error), error))
             raise
         finally:
             broker.close()
@@ -208,10 +218,10 @@ class Cluster:
         try:
             self._update(self._checked(await self.send_to_any(self._metadata_request())))
         except BrokerConnectionError as error:
-            self._observer.emit(MetadataRefreshFailed(str(error), error))
+            self.observer.emit(MetadataRefreshFailed(str(error), error))
             # All known brokers are gone or have moved: bootstrap again (KIP-899, KIP-1102).
             await self.bootstrap()
-            self._observer.emit(ClusterRebootstrapped(tuple(b.address for b in self._brokers.values())))
+            self.observer.emit(ClusterRebootstrapped(tuple(b.address for b in self._brokers.values())))
 
     @property
     def _watched_topics(self) -> frozenset[str] | None:
@@ -265,7 +275,7 @@ class Cluster:
         if self._is_closed:
             raise NodeNotConnectedError("the cluster was closed")
         on_unreachable = None if node.node_id < 0 else self._note_stale
-        broker = Broker(node, self._dialer, self._observer, connects_on_demand=True, on_unreachable=on_unreachable)
+        broker = Broker(node, self._dialer, self.observer, connects_on_demand=True, on_unreachable=on_unreachable)
         if node.node_id >= 0:
             broker.cluster_id = self.topology.cluster_id
         return broker
@@ -329,9 +339,54 @@ class Cluster:
                 least one with this error.
             BrokerConnectionError: all brokers failed in other ways; the message lists the reasons.
         """
+        (await self._first_connected()).broker_versions.check(capability)
+
+    async def versions(self, timeout_s: float = _VERSIONS_S) -> ClusterVersions:
+        """Connect to all brokers of the metadata, and return the versions that each offers.
+
+        Brokers that do not answer within ``timeout_s`` seconds are reported by the event VersionsUnknown. If no broker
+        answers in this time, wait for the first.
+
+        Raises:
+            UnsupportedVersionError: a broker is too old to read from.
+            AuthenticationError: all brokers failed, and at least one with this error.
+            BrokerConnectionError: all brokers failed in other ways; the message lists the reasons.
+        """
+        found: dict[int, BrokerVersions] = {}
+        failures: dict[int, TailraceError] = {}
+        limiter = anyio.CapacityLimiter(_MAX_CONCURRENT)
+
+        async def connect(broker: Broker) -> None:
+            async with limiter:
+                try:
+                    found[broker.id] = (await broker.connection_for(_VERSIONS, timeout_s)).broker_versions
+                except TailraceError as error:
+                    failures[broker.id] = error
+
+        brokers = {broker.id: broker for broker in self._brokers.values()}
+        try:
+            with anyio.move_on_after(timeout_s):
+                async with anyio.create_task_group() as tasks:
+                    for broker in brokers.values():
+                        tasks.start_soon(connect, broker)
+        finally:
+            self.close_owned(_VERSIONS.owner)
+        if not found:
+            first = await self._first_connected()
+            found |= {number: first.broker_versions for number, one in brokers.items() if one.address == first.address}
+        names = {number: f"{number} ({broker.address})" for number, broker in sorted(brokers.items())}
+        for number, error in failures.items():
+            if isinstance(error, UnsupportedVersionError):
+                raise UnsupportedVersionError(f"broker {number}: {error}") from error
+        late = f"no answer within {timeout_s:.1f} s"
+        unreached = {name: str(failures.get(number, late)) for number, name in names.items() if number not in found}
+        if unreached:
+            self.observer.emit(VersionsUnknown(tuple(unreached), "; ".join(dict.fromkeys(unreached.values()))))
+        return ClusterVersions({name: found[number] for number, name in names.items() if number in found}, unreached)
+
+    async def _first_connected(self) -> Connection:
         timeout_s = self.config.request_timeout_ms / 1000
-        connection = await self._first_answer(lambda one: one.connection_for(ChannelKey(Channel.MAIN), timeout_s))
-        connection.broker_versions.check(capability)
+        return await self._first_answer(lambda one: one.connection_for(ChannelKey(Channel.MAIN), timeout_s))
 
     async def _first_answer(self, ask: Callable[[Broker], Awaitable[ResultT]]) -> ResultT:
         ordered = sorted(self._brokers.values(), key=lambda one: (not one.is_connected(), random.random()))  # noqa: S311
@@ -361,7 +416,7 @@ class Cluster:
     async def _look_up(self, group_id: str) -> None:
         found = await self.find_coordinator(FindCoordinatorRequest(group_id), f"no coordinator of group {group_id!r}")
         self._coordinators[group_id] = found.id
-        self._observer.emit(CoordinatorFound(group_id, found.address))
+        self.observer.emit(CoordinatorFound(group_id, found.address))
 
     async def find_coordinator(self, request: FindCoordinatorRequest, failure: str = "") -> Broker:
         """Request a coordinator from any broker, and return it at the address in the response.
@@ -406,7 +461,7 @@ class Cluster:
             reason: reason to report in CoordinatorLost.
         """
         if self._coordinators.pop(group_id, None) is not None:
-            self._observer.emit(CoordinatorLost(group_id, reason))
+            self.observer.emit(CoordinatorLost(group_id, reason))
 
     # ---- retries -----------------------------------------------------------------------------------------------
 

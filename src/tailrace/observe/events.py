@@ -25,6 +25,7 @@ __all__ = [
     "BatchFailedPermanently",
     "BrokerUnreachable",
     "BrokersUnavailable",
+    "CapabilityMissing",
     "CheckpointAbandoned",
     "ClusterRebootstrapped",
     "CommitCallbackFailed",
@@ -57,6 +58,7 @@ __all__ = [
     "HandlerFailedPermanently",
     "HandlerOverdue",
     "HandlersOverlap",
+    "IdempotenceDisabled",
     "LeaveGroupTimedOut",
     "LogTruncated",
     "LoopBlocked",
@@ -97,6 +99,7 @@ __all__ = [
     "TransactionInDoubt",
     "TransactionalProducerReplaced",
     "TransactionsStalled",
+    "VersionsUnknown",
     "WorkerExited",
     "WorkerStarted",
     "WrongBrokerReached",
@@ -229,6 +232,41 @@ class ClusterRebootstrapped(Event):
     level = logging.WARNING
     brokers: tuple[str, ...]
     """Addresses of the current brokers."""
+
+
+class VersionsUnknown(Event):
+    """Brokers did not answer at the start, so it is not known whether they offer all requests that are needed.
+
+    The start goes on. If a broker lacks a request, this raises an error when the request is sent to the broker.
+    """
+
+    level = logging.WARNING
+    brokers: tuple[str, ...]
+    """Node ids and addresses of the brokers."""
+    reason: str
+
+
+class CapabilityMissing(Event):
+    """A broker lacks requests for something that an app may do. The start goes on."""
+
+    level = logging.WARNING
+    reason: str
+    """Brokers, the capability, and the requests that are missing, with the versions on both sides."""
+    consequence: str
+    """Function of the app that does not work."""
+
+
+class IdempotenceDisabled(Event):
+    """A producer publishes without idempotence: records may be stored twice.
+
+    A record whose answer is lost is sent again, and may have been stored before. No record is lost, and each record is
+    first stored after the earlier records of its partition.
+    """
+
+    level = logging.WARNING
+    reason: str
+    """Brokers that do not offer idempotent producers; or the option that disables idempotence."""
+    consequence: str
 
 
 class BrokersUnavailable(Event):

@@ -16,6 +16,7 @@ from itertools import chain
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from tailrace.core.backoff import Backoff
+from tailrace.core.capabilities import ClusterVersions
 from tailrace.error_codes import ErrorCode, ReactionTable, name_of
 from tailrace.errors import PublishError, PublishTooLargeError, TailraceError, broker_error
 from tailrace.producer.publisher import OutgoingRecord
@@ -27,6 +28,7 @@ from tailrace.producer.transaction_machine import (
     timeout_error,
 )
 from tailrace.producer.transaction_reactions import TransactionRequestKind, event_of, worst_of
+from tailrace.protocol.transactions import IDEMPOTENCE
 from tailrace.records import TopicPartition
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "ProducerSettings",
     "RecordAccumulator",
     "TransactionAccumulator",
+    "idempotence_obstacle",
     "publish_error",
     "reaction_to",
 ]
@@ -225,6 +228,26 @@ def publish_error(topic: str, code: int, detail: str = "") -> PublishError:
             f"{topic}: {error} - raise {setting} of the topic, or publish smaller records", setting=setting
         )
     return PublishError(f"{topic}: {broker_error(code, detail or 'refused by the broker', permission='WRITE')}")
+
+
+# ---- idempotence -----------------------------------------------------------------------------------------------------
+
+
+def idempotence_obstacle(versions: ClusterVersions, *, asked: bool | None) -> str:
+    """Return the reason why a producer publishes without idempotence; empty if it is idempotent.
+
+    Args:
+        versions: versions that the brokers offer.
+        asked: option ``enable_idempotence``; None for idempotence where all brokers offer it.
+
+    Raises:
+        UnsupportedVersionError: the option is True, and a broker does not offer idempotence.
+    """
+    if asked is False:
+        return "enable_idempotence=False"
+    if asked:
+        versions.check(IDEMPOTENCE)
+    return versions.lacks(IDEMPOTENCE)
 
 
 # ---- undelivered records of a producer -------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""Idempotent producer of encoded records."""
+"""Producer of encoded records, idempotent where the brokers offer it."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -13,8 +13,11 @@ from typing import Self
 from tailrace.batches.batch_writer import COMPRESSIONS, BatchWriter, Compression
 from tailrace.config import ConsumerConfig
 from tailrace.core.backoff import Backoff
+from tailrace.core.capabilities import ClusterVersions
+from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerError, ConfigurationError, ConsumerStateError, PublishError
-from tailrace.producer.accumulator import ProducerSettings, RecordAccumulator
+from tailrace.observe.events import IdempotenceDisabled
+from tailrace.producer.accumulator import ProducerSettings, RecordAccumulator, idempotence_obstacle
 from tailrace.producer.publisher import OutgoingRecord, Published
 from tailrace.producer.runtime import PartitionResolver, ProducerRuntime, new_cluster
 from tailrace.producer.sender import RecordSender
@@ -25,14 +28,16 @@ __all__ = ["RecordProducer"]
 
 _AFTER_ERROR_S = 5
 """Maximum time in seconds to deliver the remaining records after the ``async with`` body has failed."""
+_WITHOUT_IDEMPOTENCE = "a record whose answer is lost is sent again, and may be stored twice"
 
 
 class RecordProducer:
     """Publishes encoded records until the end of an ``async with``.
 
     The producer is idempotent: a record is stored once, even if its request is repeated, and the records of a partition
-    are stored in the order of the calls. The end of the ``async with`` waits until all records are acknowledged, for at
-    most five seconds after an error in its body.
+    are stored in the order of the calls. Without idempotence, which IdempotenceDisabled reports, a record whose answer
+    is lost may be stored twice. The end of the ``async with`` waits until all records are acknowledged, for at most
+    five seconds after an error in its body.
 
     Args:
         config: brokers, security and timeouts; options for reading are not used.
@@ -40,6 +45,12 @@ class RecordProducer:
         linger_ms: time in milliseconds for which a batch waits for more records unless it is full.
         compression: compression codec of the batches.
         max_buffered_bytes: size of undelivered records, in bytes, from which calls to publish wait.
+
+    Attributes:
+        enable_idempotence: False to publish without idempotence; True to fail the start if a broker does not offer it;
+            None for idempotence if all brokers offer it.
+        check_versions: called at the start with the versions that the brokers offer; may raise an error, which fails
+            the start.
 
     Raises:
         ConfigurationError: an option is invalid, or a TLS file cannot be read.
@@ -73,6 +84,8 @@ class RecordProducer:
         )
         self._new_content = partial(BatchWriter, max_batch_bytes, compression, is_transactional=False)
         self._running: ProducerRuntime | None = None
+        self.enable_idempotence: bool | None = None
+        self.check_versions: Callable[[ClusterVersions], None] = lambda _versions: None
 
     @robust_repr
     def __repr__(self) -> str:
@@ -82,14 +95,15 @@ class RecordProducer:
     # ---- life --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Reach the brokers and request a producer id.
+        """Reach the brokers, check the versions that they offer, and request a producer id.
 
         Raises:
             ConfigurationError: ``bootstrap_servers`` is empty.
             AuthenticationError: TLS or SASL failed.
             BrokerConnectionError: no broker answers in ``start_timeout_ms``.
             ConsumerStateError: the producer is started already.
-            UnsupportedVersionError: the brokers do not support idempotent producers.
+            UnsupportedVersionError: a broker does not support publishing; or idempotence, with
+                ``enable_idempotence=True``.
             PublishError: the brokers give no producer id.
         """
         if self._running is not None:
@@ -99,14 +113,19 @@ class RecordProducer:
         cluster = new_cluster(self._config)
         try:
             await cluster.reach(deadline - loop.time())
-            await cluster.check(PUBLISHING)
+            versions = await cluster.versions()
+            self.check_versions(versions)
+            versions.check(PUBLISHING)
             accumulator = RecordAccumulator(self._settings, self._new_content, random.random)
             sender = RecordSender(cluster, accumulator, self._settings)
-            await sender.initialize(max(deadline - loop.time(), 1.0))
+            if obstacle := idempotence_obstacle(versions, asked=self.enable_idempotence):
+                cluster.observer.emit(IdempotenceDisabled(obstacle, _WITHOUT_IDEMPOTENCE))
+            else:
+                await sender.initialize(max(deadline - loop.time(), 1.0))
         except BaseException as error:
             cluster.close()
             if isinstance(error, BrokerError):
-                raise PublishError(f"the brokers gave no producer id: {error}") from error
+                raise PublishError(f"the brokers gave no producer id: {error}{_advice(error)}") from error
             raise
         # The look-up of a topic that does not exist fails after ``request_timeout_ms``, if it is the shorter time.
         lookup_timeout_s = min(self._timeout_s, self._config.request_timeout_ms / 1000)
@@ -213,3 +232,13 @@ class RecordProducer:
         if self._running is None:
             raise ConsumerStateError("this producer is not started - use it in an `async with`")
         return self._running
+
+
+def _advice(error: BrokerError) -> str:
+    """Return the next step after InitProducerId was refused; empty if the message of the error has it."""
+    if error.code != ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+        return ""
+    return (
+        " - grant WRITE on a topic (Kafka 2.8 or newer), or IDEMPOTENT_WRITE on the cluster, to this principal; or set"
+        " enable_idempotence=False"
+    )

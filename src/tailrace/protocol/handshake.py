@@ -25,6 +25,7 @@ from tailrace.protocol.records import FetchRequest, ListOffsetsRequest
 __all__ = [
     "CONSUMER_PROTOCOL",
     "CONSUMING",
+    "TOPIC_IDS",
     "ApiVersionRange",
     "ApiVersionsRequest",
     "ApiVersionsResponse",
@@ -36,6 +37,8 @@ __all__ = [
     "SaslHandshakeRequest",
     "SaslHandshakeResponse",
     "SupportedFeature",
+    "any_version",
+    "since_version",
 ]
 
 
@@ -118,21 +121,41 @@ CONSUMING: tuple[Api[Any], ...] = (
 """APIs that a consumer needs; a connection to a broker that lacks one of them fails."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Capability:
     """Capability that not all brokers have."""
 
     name: str
-    apis: tuple[Api[Any], ...]
-    """APIs that the capability needs."""
+    needed: Mapping[Api[Any], range]
+    """Versions of each API that the capability needs; one of them is enough."""
     advice: str
     """Next step for a user whose brokers lack the capability."""
+    short_name: str
+    """Name in tables."""
+
+
+def any_version(*apis: Api[Any]) -> dict[Api[Any], range]:
+    """Return the versions of ``apis`` that tailrace supports."""
+    return {api: api.versions for api in apis}
+
+
+def since_version(oldest: int, api: Api[Any]) -> dict[Api[Any], range]:
+    """Return the versions of ``api`` from ``oldest`` on that tailrace supports."""
+    return {api: range(oldest, api.versions[-1] + 1)}
 
 
 CONSUMER_PROTOCOL = Capability(
     "the consumer group protocol (KIP-848)",
-    (ConsumerGroupHeartbeatRequest.api,),
+    any_version(ConsumerGroupHeartbeatRequest.api),
     "set group_protocol='classic', or upgrade the brokers to Apache Kafka 4.0 or newer",
+    "KIP-848",
+)
+TOPIC_IDS = Capability(
+    "topic ids (KIP-516)",
+    since_version(10, MetadataRequest.api),
+    "after a topic was deleted and created again, set the offsets of its groups with `tailrace offsets reset`, or"
+    " upgrade the brokers to Apache Kafka 2.8 or newer",
+    "topic ids",
 )
 
 
@@ -153,7 +176,7 @@ class BrokerVersions:
         self.finalized_epoch: int = answer.finalized_features_epoch
 
     def __contains__(self, api: Api[Any]) -> bool:
-        return self._common_version(api) is not None
+        return self._common_version(api, api.versions) is not None
 
     def range_of(self, api: Api[Any]) -> range:
         """Return the versions of ``api`` that the broker supports; empty if it does not list the API."""
@@ -166,14 +189,20 @@ class BrokerVersions:
         Raises:
             UnsupportedVersionError: there is no such version.
         """
-        version = self._common_version(api, newest)
-        if version is None or version < (oldest or 0):
-            raise UnsupportedVersionError(self._mismatch(api, newest, oldest))
+        newest = api.versions[-1] if newest is None else min(newest, api.versions[-1])
+        versions = range(api.versions[0] if oldest is None else oldest, newest + 1)
+        version = self._common_version(api, versions)
+        if version is None:
+            raise UnsupportedVersionError(self._mismatch(api, versions))
         return version
 
     def lacks(self, capability: Capability) -> str:
         """Return the APIs that the broker lacks for a capability, with the versions on both sides; empty if none."""
-        return "; ".join(self._mismatch(api) for api in capability.apis if self._common_version(api) is None)
+        return "; ".join(
+            self._mismatch(api, versions)
+            for api, versions in capability.needed.items()
+            if self._common_version(api, versions) is None
+        )
 
     def check(self, capability: Capability) -> None:
         """Check that the broker has a capability.
@@ -192,31 +221,26 @@ class BrokerVersions:
         Raises:
             UnsupportedVersionError: APIs are missing; the message names them and the versions on both sides.
         """
-        missing = [self._mismatch(api) for api in CONSUMING if self._common_version(api) is None]
+        missing = [self._mismatch(api, api.versions) for api in CONSUMING if api not in self]
         if missing:
             raise UnsupportedVersionError(
                 "; ".join(missing)
                 + " - tailrace requires Apache Kafka 2.1 or newer: upgrade the broker, or tailrace for a newer broker"
             )
 
-    def _common_version(self, api: Api[Any], limit: int | None = None) -> int | None:
+    def _common_version(self, api: Api[Any], versions: range) -> int | None:
         supported = self._ranges.get(api.key)
         if supported is None:
             return None
-        newest = min(api.versions[-1], supported.max_version)
-        if limit is not None:
-            newest = min(newest, limit)
-        return newest if newest >= max(api.versions[0], supported.min_version) else None
+        newest = min(versions[-1], supported.max_version)
+        return newest if newest >= max(versions[0], supported.min_version) else None
 
-    def _mismatch(self, api: Api[Any], limit: int | None = None, oldest: int | None = None) -> str:
+    def _mismatch(self, api: Api[Any], versions: range) -> str:
         supported = self._ranges.get(api.key)
         support = (
             "does not support this API"
             if supported is None
             else f"supports {supported.min_version} to {supported.max_version}"
         )
-        newest = api.versions[-1] if limit is None else min(limit, api.versions[-1])
-        wanted = (
-            f"tailrace supports versions {api.versions[0]}" if oldest is None else f"required are versions {oldest}"
-        )
-        return f"{api.name}: {wanted} to {newest}, the broker {support}"
+        wanted = "tailrace supports" if versions[0] == api.versions[0] else "required are"
+        return f"{api.name}: {wanted} versions {versions[0]} to {versions[-1]}, the broker {support}"

@@ -17,11 +17,12 @@ from typing import Any
 from tailrace.protocol.encoding.fields import NEVER, by_topic, field
 from tailrace.protocol.encoding.primitives import int16, int32, int64
 from tailrace.protocol.groups import CommitOffset, CommitResult
-from tailrace.protocol.handshake import BrokerVersions, Capability
+from tailrace.protocol.handshake import BrokerVersions, Capability, any_version, since_version
 from tailrace.protocol.message import NO_TOPIC_ID, ApiMessage, Request
 from tailrace.protocol.records import LAST_PRODUCE_IN_FIRST, ProduceRequest
 
 __all__ = [
+    "IDEMPOTENCE",
     "PUBLISHING",
     "TRANSACTIONS",
     "TRANSACTION_VERSION",
@@ -191,19 +192,28 @@ _LAST_IN_FIRST: tuple[tuple[type[Request[Any]], int], ...] = (
 # ---- what brokers need for publishing --------------------------------------------------------------------------------
 
 PUBLISHING = Capability(
-    "publishing with an idempotent producer",
-    (ProduceRequest.api, InitProducerIdRequest.api),
-    "upgrade the brokers to Apache Kafka 2.1 or newer, or enable idempotence on them",
+    "publishing",
+    any_version(ProduceRequest.api),
+    "publish to another cluster, or upgrade the brokers to Apache Kafka 2.1 or newer",
+    "publish",
+)
+IDEMPOTENCE = Capability(
+    "idempotent producers (KIP-98)",
+    any_version(InitProducerIdRequest.api),
+    "accept duplicates (enable_idempotence=None, the default), or enable idempotence on the brokers",
+    "idempotence",
 )
 TRANSACTIONS = Capability(
     "transactions (delivery='exactly_once')",
-    (
+    any_version(
         ProduceRequest.api,
-        InitProducerIdRequest.api,
         AddPartitionsToTxnRequest.api,
         AddOffsetsToTxnRequest.api,
         TxnOffsetCommitRequest.api,
         EndTxnRequest.api,
-    ),
+    )
+    # From version 3 on, the broker can increase the epoch of a producer id, which some aborts need (KIP-360).
+    | since_version(3, InitProducerIdRequest.api),
     "set delivery='at_least_once', or upgrade the brokers to Apache Kafka 2.5 or newer",
+    "transactions",
 )

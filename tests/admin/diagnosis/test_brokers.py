@@ -14,10 +14,25 @@ from tailrace.admin.diagnosis.broker_findings import (
     broker_findings,
 )
 from tailrace.admin.diagnosis.findings import CommandLines, Level
-from tailrace.protocol.handshake import CONSUMER_PROTOCOL
-from tailrace.protocol.transactions import PUBLISHING, TRANSACTIONS
+from tailrace.protocol.groups import ConsumerGroupHeartbeatRequest
+from tailrace.protocol.handshake import CONSUMER_PROTOCOL, TOPIC_IDS, BrokerVersions
+from tailrace.protocol.metadata import MetadataRequest
+from tailrace.protocol.records import ProduceRequest
+from tailrace.protocol.transactions import (
+    IDEMPOTENCE,
+    PUBLISHING,
+    TRANSACTIONS,
+    EndTxnRequest,
+    InitProducerIdRequest,
+)
+from tests.support.net.peers import offer
+from tests.support.offered_versions import Limits, limited
 
 NEWEST = {"metadata.version": 30, "group.version": 1, "transaction.version": 2}
+
+
+def offering(limits: Limits) -> BrokerVersions:
+    return BrokerVersions(limited(limits)(offer()))
 
 
 def broker(node_id: int = 1, **more) -> BrokerFacts:
@@ -28,7 +43,7 @@ def broker(node_id: int = 1, **more) -> BrokerFacts:
         round_trip_ms=3,
         supported=NEWEST,
         finalized=NEWEST,
-        has_consumer_protocol=True,
+        versions=offering({}),
     )
     return replace(facts, **more)
 
@@ -52,7 +67,7 @@ def test_a_sound_cluster_has_only_good_findings():
     facts = cluster(voters=[VoterFacts(1, 0), VoterFacts(2, 300), VoterFacts(3, 500)])
 
     assert {check: level for check, (level, _, _) in found(facts).items()} == dict.fromkeys(
-        ["broker.reachable", "version", "feature", "controller", "clock"], Level.OK
+        ["broker.reachable", "version", "feature.requests", "feature", "controller", "clock"], Level.OK
     )
 
 
@@ -163,7 +178,7 @@ def test_unknown_releases_are_described(supported, text):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"has_consumer_protocol": False}, "broker 1 does not support it"),
+        ({"versions": offering({ConsumerGroupHeartbeatRequest: None})}, "broker 1 does not support it"),
         ({"finalized": {**NEWEST, "group.version": 0}}, "group.version is 0"),
     ],
 )
@@ -178,21 +193,51 @@ def test_missing_consumer_protocol_is_a_problem_only_for_an_app_that_uses_it(cha
     assert reason in text
 
 
-@pytest.mark.parametrize("capability", [PUBLISHING, TRANSACTIONS], ids=lambda one: one.name)
-def test_a_missing_capability_is_a_problem_for_an_app_that_needs_it(capability):
+@pytest.mark.parametrize(
+    ("capability", "missing", "consequence"),
+    [
+        (PUBLISHING, {ProduceRequest: 2}, "an app that publishes does not start: Produce: "),
+        (IDEMPOTENCE, {InitProducerIdRequest: None}, "a published record whose answer is lost may be stored twice: "),
+        (TRANSACTIONS, {EndTxnRequest: 0}, "an app with delivery='exactly_once' does not start: EndTxn: "),
+        (TOPIC_IDS, {MetadataRequest: 9}, "a topic that is deleted and created again is read on from the former"),
+    ],
+    ids=["publishing", "idempotence", "transactions", "topic ids"],
+)
+def test_a_missing_capability_is_a_problem_for_an_app_that_needs_it(capability, missing, consequence):
     """A broker without the requests of a capability is a warning, or a problem for an app that needs it."""
-    facts = cluster(broker(1), broker(2, missing={capability.name: "EndTxn: not supported"}))
+    facts = cluster(broker(1), broker(2, versions=offering(missing)))
+    findings = list(broker_findings(facts, CommandLines("kafka:9091")))
+    (warning,) = (one for one in findings if one.check == "feature.missing" and capability.name in one.text)
 
-    level, text, step = found(facts)["feature.missing"]
-    assert level is Level.WARNING
-    assert text.endswith(
-        f"broker 2 does not support {capability.name}, so an app that needs it does not start: EndTxn: not supported"
-    )
-    assert step.startswith(capability.advice)
-    level, text, _ = found(facts, needed=[capability])["feature.missing"]
-    assert level is Level.PROBLEM
-    assert "so the app does not start" in text
-    assert "not available" in found(facts)["feature"][1]
+    assert warning.level is Level.WARNING
+    assert warning.text.startswith(f"broker 2 does not support {capability.name}, so {consequence}")
+    assert warning.advice == capability.advice
+    needing = broker_findings(facts, CommandLines("kafka:9091"), needed=[capability])
+    (problem,) = (one for one in needing if one.level is Level.PROBLEM)
+    assert problem.text.startswith(f"broker 2 does not support {capability.name}, so the app does not start: ")
+
+
+def test_the_table_has_the_versions_of_each_broker():
+    """Each row has a request of a capability, the versions that it needs, and those that each broker offers."""
+    facts = cluster(broker(1), broker(2, versions=offering({InitProducerIdRequest: None, MetadataRequest: 9})))
+    (finding,) = (one for one in broker_findings(facts, CommandLines("kafka:9091")) if one.check == "feature.requests")
+    rows = {(row.capability, row.request): row for row in finding.table}
+
+    assert [(row.capability, row.request) for row in finding.table] == [
+        ("publish", "Produce"),
+        ("idempotence", "InitProducerId"),
+        ("transactions", "Produce"),
+        ("transactions", "AddPartitionsToTxn"),
+        ("transactions", "AddOffsetsToTxn"),
+        ("transactions", "TxnOffsetCommit"),
+        ("transactions", "EndTxn"),
+        ("transactions", "InitProducerId"),
+        ("KIP-848", "ConsumerGroupHeartbeat"),
+        ("topic ids", "Metadata"),
+    ]
+    producer_ids, metadata = rows["idempotence", "InitProducerId"], rows["topic ids", "Metadata"]
+    assert (producer_ids.is_enough(1), producer_ids.is_enough(2)) == (True, False)
+    assert (metadata.needed[0], metadata.offered[2][-1], metadata.is_enough(2)) == (10, 9, False)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tailrace.admin.diagnosis.findings import CommandLines, Finding, Level, Subject, counted, duration, named
-from tailrace.protocol.handshake import CONSUMER_PROTOCOL, Capability
-from tailrace.protocol.transactions import PUBLISHING, TRANSACTION_VERSION, TRANSACTIONS
+from tailrace.admin.diagnosis.findings import (
+    CommandLines,
+    Finding,
+    Level,
+    RequestSupport,
+    Subject,
+    counted,
+    duration,
+    named,
+)
+from tailrace.protocol.handshake import (
+    CONSUMER_PROTOCOL,
+    TOPIC_IDS,
+    ApiVersionsResponse,
+    BrokerVersions,
+    Capability,
+)
+from tailrace.protocol.transactions import IDEMPOTENCE, PUBLISHING, TRANSACTION_VERSION, TRANSACTIONS
 
 __all__ = ["BrokerFacts", "ClockReading", "ClusterFacts", "VoterFacts", "broker_findings"]
 
@@ -24,6 +39,15 @@ _BAD_SKEW_MS = 300_000
 """Difference between two clocks from which on there is a problem: Kerberos refuses tickets, and some tokens fail."""
 _BEHIND_MS = 10_000
 """Delay above which a controller does not follow the metadata log. Normally, controllers fetch every 500 ms."""
+_CAPABILITIES = (PUBLISHING, IDEMPOTENCE, TRANSACTIONS, CONSUMER_PROTOCOL, TOPIC_IDS)
+"""Capabilities that not all brokers have, in the order of the table."""
+_CONSEQUENCES: Mapping[Capability, str] = {
+    PUBLISHING: "an app that publishes does not start",
+    IDEMPOTENCE: "a published record whose answer is lost may be stored twice",
+    TRANSACTIONS: "an app with delivery='exactly_once' does not start",
+    TOPIC_IDS: "a topic that is deleted and created again is read on from the former offsets",
+}
+"""Consequences if a broker lacks a capability that the app does not require; KIP-848 has a finding of its own."""
 _LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}  # noqa: S104 - compared, not listened on
 
 
@@ -45,10 +69,8 @@ class BrokerFacts:
     """Level of each feature that is in effect in the cluster."""
     transaction_version: int = 1
     """Version of transactions with this broker (KIP-890)."""
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """Requests that the broker lacks for publishing and for transactions, by the name of the capability."""
-    has_consumer_protocol: bool = False
-    """True if the broker supports ConsumerGroupHeartbeat (KIP-848)."""
+    versions: BrokerVersions = field(default_factory=lambda: BrokerVersions(ApiVersionsResponse()))
+    """Versions that the broker offers; none if it was not reached."""
 
     @property
     def address(self) -> str:
@@ -232,7 +254,7 @@ def _version_findings(reached: Sequence[BrokerFacts], commands: CommandLines) ->
     if not supported:
         yield Subject("versions").ok(
             "version",
-            "Kafka before 3.3; the brokers support all requests that tailrace needs",
+            "Kafka before 3.3; the brokers support all requests that a consumer needs",
         )
     elif finalized < supported:
         yield Subject("versions").warning(
@@ -245,7 +267,7 @@ def _version_findings(reached: Sequence[BrokerFacts], commands: CommandLines) ->
     else:
         yield Subject("versions").ok(
             "version",
-            f"Kafka {release} (metadata.version {finalized}); the brokers support all requests that tailrace needs",
+            f"Kafka {release} (metadata.version {finalized}); the brokers support all requests that a consumer needs",
         )
 
 
@@ -258,25 +280,33 @@ def _release_of(level: int) -> str:
 def _capability_findings(
     reached: Sequence[BrokerFacts], commands: CommandLines, needed: Collection[Capability]
 ) -> Iterator[Finding]:
-    for capability in (PUBLISHING, TRANSACTIONS):
-        lacking = {one.node_id: one.missing[capability.name] for one in reached if capability.name in one.missing}
+    for capability, consequence in _CONSEQUENCES.items():
+        lacking = {one.node_id: reason for one in reached if (reason := one.versions.lacks(capability))}
         if lacking:
-            level = Level.PROBLEM if capability in needed else Level.WARNING
-            consequence = "the app does not start" if capability in needed else "an app that needs it does not start"
+            is_needed = capability in needed
+            effect = "the app does not start" if is_needed else consequence
             reason = "; ".join(dict.fromkeys(lacking.values()))
             yield Subject("features").finding(
-                level,
+                Level.PROBLEM if is_needed else Level.WARNING,
                 "feature.missing",
-                f"broker {named(lacking)} does not support {capability.name}, so {consequence}: {reason}",
+                f"broker {named(lacking)} does not support {capability.name}, so {effect}: {reason}",
                 capability.advice,
                 commands.kafka("kafka-broker-api-versions"),
             )
+    rows = tuple(
+        RequestSupport(
+            capability.short_name, api.name, needed, {one.node_id: one.versions.range_of(api) for one in reached}
+        )
+        for capability in _CAPABILITIES
+        for api, needed in capability.needed.items()
+    )
+    yield Finding("feature.requests", Level.OK, "features", "versions of requests that the brokers offer", table=rows)
 
 
 def _feature_findings(
     reached: Sequence[BrokerFacts], commands: CommandLines, *, needs_consumer_protocol: bool
 ) -> Iterator[Finding]:
-    without = [one.node_id for one in reached if not one.has_consumer_protocol]
+    without = [one.node_id for one in reached if one.versions.lacks(CONSUMER_PROTOCOL)]
     # Kafka 3.7 and 3.8 offer the request in previews, without the feature.
     level = min(one.finalized.get("group.version", 0) for one in reached)
     available = not without and level >= 1
@@ -294,7 +324,7 @@ def _feature_findings(
         return
     consumer = "available" if available else "not available, groups use the classic protocol"
     publishing, exactly_once = (
-        "not available" if any(capability.name in one.missing for one in reached) else "available"
+        "not available" if any(one.versions.lacks(capability) for one in reached) else "available"
         for capability in (PUBLISHING, TRANSACTIONS)
     )
     yield Subject("features").ok(

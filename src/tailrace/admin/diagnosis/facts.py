@@ -36,7 +36,6 @@ from tailrace.net.cluster import Cluster
 from tailrace.net.offsets import group_by_leader, list_offsets_of_leader
 from tailrace.protocol.admin import ConfigsToDescribe, DescribeConfigsRequest
 from tailrace.protocol.groups import DescribeGroupsRequest
-from tailrace.protocol.handshake import CONSUMER_PROTOCOL
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import (
     METADATA_LOG,
@@ -49,7 +48,7 @@ from tailrace.protocol.metadata import (
     MetadataRequest,
     MetadataTopic,
 )
-from tailrace.protocol.transactions import PUBLISHING, TRANSACTIONS, transaction_version
+from tailrace.protocol.transactions import transaction_version
 from tailrace.records import TopicPartition
 
 __all__ = [
@@ -179,8 +178,7 @@ async def _reach(broker: Broker, timeout_s: float) -> BrokerFacts:
         supported=versions.supported,
         finalized=versions.finalized,
         transaction_version=transaction_version(versions),
-        missing={one.name: text for one in (PUBLISHING, TRANSACTIONS) if (text := versions.lacks(one))},
-        has_consumer_protocol=not versions.lacks(CONSUMER_PROTOCOL),
+        versions=versions,
     )
 
 

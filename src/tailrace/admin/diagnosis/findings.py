@@ -20,6 +20,7 @@ __all__ = [
     "Finding",
     "GroupNeeds",
     "Level",
+    "RequestSupport",
     "Subject",
     "TopicNeeds",
     "TopicRole",
@@ -43,6 +44,22 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class RequestSupport:
+    """Versions of a request that a capability needs, and that each broker offers."""
+
+    capability: str
+    request: str
+    needed: range
+    offered: Mapping[int, range]
+    """Versions by node id; empty if the broker does not offer the request."""
+
+    def is_enough(self, node_id: int) -> bool:
+        """Return True if the broker offers a version that the capability needs."""
+        offered = self.offered[node_id]
+        return bool(offered) and offered[0] <= self.needed[-1] and offered[-1] >= self.needed[0]
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Result of one check of one subject."""
 
@@ -57,6 +74,8 @@ class Finding:
     """Next step; empty if nothing has to be done."""
     command: str = ""
     """Command of the next step; empty if there is none."""
+    table: tuple[RequestSupport, ...] = ()
+    """Rows of the table that follows the text."""
 
 
 @dataclass(frozen=True, slots=True)
