@@ -24,7 +24,7 @@ suite reads, publishes and commits with tailrace, and compares the result with w
 | classic group | two members share the partitions of a topic; one of them leaves |
 | KIP-848 | reads with `group_protocol="consumer"` |
 | offset map | acknowledges records out of order, and restarts: only the others are delivered again |
-| publish | publishes with the idempotent producer of `App.publish` |
+| publish | publishes with `App.publish` |
 | retry topics, dead letters | a record that fails goes through a retry topic to the dead-letter topic |
 | exactly once | results of 200 records with `delivery="exactly_once"`, read with `read_committed` |
 | doctor | `tailrace doctor` on a topic |
@@ -39,8 +39,8 @@ SERVICES_INTRO = (
     "Services that cannot run in a test. A proxy in front of Apache Kafka offers the versions that the service offers"
     " according to a public source, and closes the connection on any other version. This shows that tailrace finds a"
     " version of each request, not that the service behaves like Apache Kafka. The records are older than the services"
-    " are today: the only record of Event Hubs that has InitProducerId, of 2019, says that it is not supported. With a"
-    " namespace that supports it, publishing and dead letters do not need anything else that the record lacks."
+    " are today: the only record of Event Hubs that has InitProducerId, of 2019, says that it is not supported. There,"
+    " tailrace publishes without idempotence, so a record whose answer is lost may be stored twice."
 )
 
 NOT_TRIED = """\

@@ -25,9 +25,13 @@ from confluent_kafka.admin import (
 )
 
 from tailrace.cli import main
+from tailrace.protocol.handshake import ApiVersionsRequest
+from tailrace.protocol.records import ProduceRequest
+from tailrace.protocol.transactions import InitProducerIdRequest, TxnOffsetCommitRequest
 from tailrace.testing import KafkaCluster, KafkaServer
 from tests.support.admin_tools import Done, commit_to
 from tests.support.commands import COMMAND, environment
+from tests.support.offered_versions import limited
 
 SHOP = """
 from tailrace import App, Retry
@@ -377,3 +381,27 @@ def test_problems_of_many_topics_are_summarized(doctor):
     assert re.search(r"problem also: topic \S+, .* and 11 more; --json prints all", done.words)
     assert "20 problems, 1 warning" in done.words
     assert took < 30
+
+
+def test_the_versions_of_each_broker_are_a_table(doctor):
+    """A broker of two that offers less has a column of its own at 80 columns, and is a problem for an app."""
+    with KafkaCluster(2, proxied=True) as cluster:
+        limits = limited({ProduceRequest: 2, TxnOffsetCommitRequest: 2, InitProducerIdRequest: None})
+        with cluster.proxies[2].edit_answer(ApiVersionsRequest, limits, times=None):
+            done = doctor.text("--bootstrap-servers", cluster.bootstrap_servers)
+            found = doctor.text("--bootstrap-servers", cluster.bootstrap_servers, "--app", doctor.app, "--json").lines
+
+    assert (done.code, done.fits) == (0, True)
+    cells = [line.split() for line in done.out.splitlines()]
+    assert ["feature", "request", "needs", "broker", "1", "broker", "2"] in cells
+    assert [one[-2:] for one in cells if one[:2] == ["publish", "Produce"]] == [["no", "(0-2)"]]
+    assert [one[-1] for one in cells if one[:2] == ["idempotence", "InitProducerId"]] == ["no"]
+    assert [one[-2:] for one in cells if one[:1] == ["TxnOffsetCommit"] and len(one) > 3] == [["no", "(0-2)"]]
+    (rows,) = (one["table"] for one in found if one["check"] == "feature.requests")
+    table = {(row["capability"], row["request"]): row for row in rows}
+    oldest, newest = ProduceRequest.api.versions[0], ProduceRequest.api.versions[-1]
+    assert table["publish", "Produce"]["needed"] == [oldest, newest]
+    assert table["publish", "Produce"]["offered"]["2"] == [0, 2]
+    assert table["idempotence", "InitProducerId"]["offered"]["2"] is None
+    (problem,) = (one["text"] for one in found if (one["check"], one["level"]) == ("feature.missing", "problem"))
+    assert problem.startswith("broker 2 does not support publishing, so the app does not start: Produce: ")

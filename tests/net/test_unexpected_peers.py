@@ -32,6 +32,8 @@ from tests.support.net.peers import (
     silent,
 )
 
+CLOSED = "the broker closed the connection on ApiVersions"
+NEWEST = ApiVersionsRequest.api.versions[-1]
 ONE_BROKER = MetadataResponse((BrokerMetadata(1, "127.0.0.1", 9092),), ())
 
 
@@ -55,19 +57,26 @@ async def refusal(address: str, **options: object) -> BrokerConnectionError:
         ),
         (sends(b"SSH-2.0-OpenSSH_9.6\r\n"), "an SSH server answered - this is not a Kafka"),
         (sends(b"220 mail.example.org ESMTP\r\n"), "is this a Kafka broker?"),
+        (
+            sends(b"E\x00\x00\x00\x5cSFATAL\x00C0A000\x00Munsupported frontend protocol 18.4"),
+            "a database server answered",
+        ),
+        (sends(b"\x4a\x00\x00\x00\x0a8.4.3\x00"), "a database server answered, such as PostgreSQL or MySQL - this is"),
         (sends(struct.pack(">i", -5)), "claims -5 bytes - is this a Kafka broker?"),
         (sends(struct.pack(">i", 0x7FFFFFFF)), "claims 2147483647 bytes - is this a Kafka broker?"),
         (sends(struct.pack(">ii", 4, 999)), "unexpected correlation id 999 - is there a Kafka broker"),
         (sends(struct.pack(">ii", 4, 1)), "the peer is not a Kafka broker"),
         (sends(struct.pack(">iih", 11, 1, 0) + b"\xff\xff\xff\xff\x07"), "an array claims 2147483646 elements"),
         (sends(b"\x15\x03\x03\x00\x02\x02\x0a"), "the listener uses TLS - set security_protocol='SSL' (or 'SASL_SSL')"),
-        (hangs_up, "the broker closed the connection - is there a Kafka broker, and is this a listener without TLS?"),
+        (hangs_up, f"{CLOSED} in version {NEWEST}, and again in version 0 - is there a Kafka broker, and is this a"),
         (resets, "is there a Kafka broker, and is this a listener without TLS?"),
     ],
     ids=[
         "web server",
         "ssh",
         "mail",
+        "PostgreSQL",
+        "MySQL",
         "negative length",
         "huge length",
         "answer to nothing",
@@ -384,6 +393,6 @@ async def test_a_broker_that_closes_the_connection_on_api_versions_is_asked_agai
 async def test_another_error_of_api_versions_is_raised():
     """Any other error of ApiVersions is raised with its code."""
     async with Peer(scripted(lambda *_: ApiVersionsResponse(42))) as peer:
-        with pytest.raises(UnsupportedVersionError, match="ApiVersions failed with code 42"):
+        with pytest.raises(UnsupportedVersionError, match=r"ApiVersions failed with INVALID_REQUEST \(code 42\) - "):
             async with dialled(peer.address):
                 pass

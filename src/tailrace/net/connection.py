@@ -148,6 +148,9 @@ def guess_peer(head: bytes) -> str | None:
         return "a web server answered - this is not a Kafka broker's port"
     if head.startswith(b"SSH-"):
         return "an SSH server answered - this is not a Kafka broker's port"
+    # PostgreSQL answers with "E" and a length. MySQL greets with a length in three bytes, the lowest first, and zero.
+    if head[1:] == b"\x00\x00\x00" and head.isascii() and head[0]:
+        return "a database server answered, such as PostgreSQL or MySQL - this is not a Kafka broker's port"
     if head[:2] in {b"\x15\x03", b"\x16\x03"}:
         return "the listener uses TLS - set security_protocol='SSL' (or 'SASL_SSL'), or use a listener without TLS"
     return None

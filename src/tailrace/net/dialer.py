@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from tailrace.config import ConsumerConfig
 from tailrace.core.cluster_metadata import ExpectedBroker
-from tailrace.error_codes import ErrorCode
+from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import (
     AuthenticationError,
     BrokerConnectionError,
@@ -254,7 +254,10 @@ class Dialer:
             try:
                 connection = await self._attempt(host, port, [progress.address], progress, 0)
             except _ClosedError:
-                raise BrokerConnectionError(f"{error} ApiVersions was sent in versions {newest} and 0.") from None
+                reason, _, advice = str(error).partition(" - ")
+                raise BrokerConnectionError(
+                    f"{reason} on ApiVersions in version {newest}, and again in version 0 - {advice}"
+                ) from None
         if newest in connection.broker_versions.range_of(ApiVersionsRequest.api):
             # It was closed by chance, or the broker offers more than it supports.
             self._closings[host, port] = self._closings.get((host, port), 0) + 1
@@ -322,7 +325,10 @@ class Dialer:
         if answer.error_code == ErrorCode.REBOOTSTRAP_REQUIRED and expected is not None:
             raise WrongBrokerError(wrong_broker(connection.address, expected, "another broker"))
         if answer.error_code:
-            raise UnsupportedVersionError(f"{connection.address}: ApiVersions failed with code {answer.error_code}")
+            raise UnsupportedVersionError(
+                f"{connection.address}: ApiVersions failed with {name_of(answer.error_code)} (code {answer.error_code})"
+                " - is this a Kafka broker, and is it sound?"
+            )
         connection.broker_versions = BrokerVersions(answer)
         try:
             connection.broker_versions.check_consuming()

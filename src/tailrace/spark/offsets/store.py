@@ -39,6 +39,7 @@ from tailrace.errors import (
     TopicRecreatedError,
     UnknownGroupError,
     UnknownTopicError,
+    UnsupportedVersionError,
     broker_error,
 )
 from tailrace.net.cluster import Cluster
@@ -250,7 +251,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         return {one: listed.offset for one, listed in found.items()}
 
     def epoch_ends(self, committed: Mapping[TopicPartition, GroupOffset]) -> Offsets:
-        """Return the end offset of the leader epoch of each offset map in these commits.
+        """Return the end offset of the leader epoch of each offset map; empty if brokers do not offer the request.
 
         Raises:
             TailraceError: a leader does not answer.
@@ -334,7 +335,13 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
 
     async def _epoch_ends(self, maps: Mapping[TopicPartition, OffsetMap]) -> Offsets:
         epochs = {one: offset_map.leader_epoch for one, offset_map in maps.items() if offset_map.leader_epoch >= 0}
-        return await epoch_end_offsets(self._cluster, epochs, timeout_s=self._timeout_s) if epochs else {}
+        if not epochs:
+            return {}
+        try:
+            return await epoch_end_offsets(self._cluster, epochs, timeout_s=self._timeout_s)
+        except UnsupportedVersionError:
+            # Some services, such as Azure Event Hubs, do not offer OffsetForLeaderEpoch.
+            return {}
 
     async def _read_committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
         async with self._commit_lock:
