@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -16,39 +17,78 @@ OPENING = """\
 # Which brokers, which clouds
 
 [`scripts/brokers`](../CONTRIBUTING.md#test-brokers) runs one suite of tests on each broker and writes this page. The
-suite reads, publishes and commits with tailrace, and compares the result with what librdkafka wrote.
+suite reads, publishes and commits with tailrace, and compares the result with what librdkafka wrote and reads.
+"""
 
-| capability | what the suite does |
-|---|---|
-| consume | reads 1,000 records in order |
-| classic group | two members share the partitions of a topic; one of them leaves |
-| KIP-848 | reads with `group_protocol="consumer"` |
-| offset map | acknowledges records out of order, and restarts: only the others are delivered again |
-| publish | publishes with `App.publish` |
-| retry topics, dead letters | a record that fails goes through a retry topic to the dead-letter topic |
-| exactly once | results of 200 records with `delivery="exactly_once"`, read with `read_committed` |
-| doctor | `tailrace doctor` on a topic |
-| commands | `groups list`, `lag`, `offsets show`, `offsets reset`, `tail` |
+CAPABILITIES = {
+    "consume": "reads 1,000 records in order",
+    "classic group": "two members share the partitions of a topic; one of them leaves",
+    "KIP-848": 'reads with `group_protocol="consumer"`',
+    "offset map": "acknowledges records out of order: the commit's metadata lists them, and after a restart only the"
+    " others are delivered again",
+    "publish": "publishes with `App.publish`",
+    "retry topics, dead letters": "a record that fails goes through a retry topic to the dead-letter topic",
+    "exactly once": 'results of 200 records with `delivery="exactly_once"`, read with `read_committed`, and the'
+    " committed offsets",
+    "doctor": "`tailrace doctor` on a topic",
+    "commands": "`groups list` and `show`, `lag`, `offsets show` and `reset`, `tail`, `run`",
+    "dead-letter commands": "`dead-letters list`, `show` and `replay`",
+    "deleting commands": "`offsets delete` and `groups delete`",
+}
+"""Actions of the suite, by capability."""
 
-"no" means that tailrace refuses with an error, which the footnote shows.
+MEANINGS = """\
+"no" means that tailrace refuses with an error, "fails" that the broker is the cause; the footnote has the reason.
 """
 
 RELEASES_INTRO = "Apache Kafka, one broker of each release, with ZooKeeper before 3.3."
+
+ENGINES_INTRO = (
+    "Programs other than Apache Kafka that speak its protocol. kfake is the broker with which franz-go is tested;"
+    " librdkafka's mock cluster is in the package confluent-kafka."
+)
 
 SERVICES_INTRO = (
     "Services that cannot run in a test. A proxy in front of Apache Kafka offers the versions that the service offers"
     " according to a public source, and closes the connection on any other version. This shows that tailrace finds a"
     " version of each request, not that the service behaves like Apache Kafka. The records are older than the services"
-    " are today: the only record of Event Hubs that has InitProducerId, of 2019, says that it is not supported. There,"
-    " tailrace publishes without idempotence, so a record whose answer is lost may be stored twice."
+    " are today."
 )
 
-NOT_TRIED = """\
-Not tried, because no complete list of their versions was found: Confluent Cloud, Amazon MSK, WarpStream, AutoMQ, OCI
-Streaming and Google Cloud Managed Service for Apache Kafka. Where a service runs a release of Apache Kafka, see that
-release in the first table. Of WarpStream, the [documentation](https://docs.warpstream.com/warpstream/reference/protocol-and-feature-support)
-lists requests without versions. `tailrace doctor` shows what your brokers support.
+SERVICES_NOTES = """\
+The only record of Event Hubs that has InitProducerId, of 2019, says that it is not supported. There, tailrace publishes
+without idempotence, so a record whose answer is lost may be stored twice. The documentation of Event Hubs now
+[describes transactions](https://learn.microsoft.com/azure/event-hubs/apache-kafka-transactions) as a preview of the
+tiers Premium and Dedicated.
 """
+
+OTHER_SERVICES = {
+    "[Amazon MSK](howto/connect-to-amazon-msk.md)": "Apache Kafka, [3.7 to 4.1]"
+    "(https://docs.aws.amazon.com/msk/latest/developerguide/supported-kafka-versions.html): see the first table",
+    "[Google's Managed Service for Apache Kafka](howto/connect-to-google-cloud.md)": "Apache Kafka with KRaft: see the"
+    " first table",
+    "[OCI Streaming with Apache Kafka](https://docs.oracle.com/iaas/Content/kafka/versions.htm)": "Apache Kafka 3.9.1"
+    " and 4.0.0: see the first table",
+    "[OCI Streaming](https://docs.oracle.com/en-us/iaas/Content/Streaming/Tasks/kafkacompatibility.htm)": "its own"
+    " broker; its documentation says that idempotent producers and transactions are missing",
+    "[Confluent Cloud](howto/connect-to-confluent-cloud.md)": "its own build of Apache Kafka; no list of versions is"
+    " published",
+    "[WarpStream](https://docs.warpstream.com/warpstream/reference/protocol-and-feature-support)": "its own broker; its"
+    " documentation lists requests without versions",
+    "AutoMQ": "its own build of Apache Kafka; no list of versions was found",
+}
+"""Brokers of the services that were not tried, by name."""
+
+ENDING = """\
+[`tailrace doctor`](howto/check-a-cluster.md) shows what your brokers support.
+"""
+
+SECTIONS = {
+    "release": ("Releases of Apache Kafka", RELEASES_INTRO),
+    "engine": ("Other programs", ENGINES_INTRO),
+    "service": ("Services", SERVICES_INTRO),
+}
+"""Heading and introduction by kind of broker."""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -87,7 +127,7 @@ def section(found: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
             one = result["capabilities"].get(capability, {"result": "not tried"})
             note = f" ({notes.number(one['error'])})" if one.get("error") else ""
             cells.append(f"{one['result']}{note}")
-        evidence = "run with recorded ranges" if "source" in result else "run here"
+        evidence = "run with recorded ranges" if result.get("kind") == "service" else "run here"
         rows.append([label, result["version"], result["date"], evidence, *cells])
     text = table(["broker", "version", "date", "evidence", *capabilities], rows)
     listed = "\n".join(notes.lines())
@@ -97,18 +137,21 @@ def section(found: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 def written(results: Mapping[str, Mapping[str, Any]] | None = None) -> str:
     """Return the page."""
     found = json.loads(RESULTS.read_text()) if results is None else results
-    releases = sorted(
-        ((f"Kafka {name}", one) for name, one in found.items() if "source" not in one),
-        key=lambda row: [int(part) for part in row[1]["version"].split(".")],
-    )
-    services = sorted((name, one) for name, one in found.items() if "source" in one)
-    parts = [OPENING]
-    if releases:
-        parts += ["## Releases of Apache Kafka\n", f"{fill(RELEASES_INTRO, 120)}\n", section(releases)]
-    if services:
-        parts += ["## Services\n", f"{fill(SERVICES_INTRO, 120)}\n", section(services)]
-    parts.append(NOT_TRIED)
+    parts = [OPENING, f"{table(['capability', 'what the suite does'], list(CAPABILITIES.items()))}\n", MEANINGS]
+    for kind, (heading, introduction) in SECTIONS.items():
+        rows = [(name, one) for name, one in found.items() if one.get("kind", "release") == kind]
+        if kind == "release":
+            rows = [(f"Kafka {name}", one) for name, one in rows]
+        rows.sort(key=_version if kind == "release" else itemgetter(0))
+        if rows:
+            parts += [f"## {heading}\n", f"{fill(introduction, 120)}\n", section(rows)]
+    others = [[name, runs, "not tried"] for name, runs in OTHER_SERVICES.items()]
+    parts += [SERVICES_NOTES, f"{table(['service', 'runs', 'evidence'], others)}\n", ENDING]
     return "\n".join(parts)
+
+
+def _version(row: tuple[str, Mapping[str, Any]]) -> list[int]:
+    return [int(part) for part in row[1]["version"].split(".")]
 
 
 def main() -> None:

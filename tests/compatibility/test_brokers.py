@@ -6,7 +6,7 @@ import pytest
 
 from tailrace import App, UnsupportedVersionError
 from tests.support.compatibility.brokers import expected_refusals, running_broker
-from tests.support.compatibility.capabilities import CAPABILITIES, Cluster, examine
+from tests.support.compatibility.capabilities import Cluster, assert_results, examine, expected_results
 
 
 @pytest.mark.slow
@@ -17,10 +17,7 @@ async def test_each_capability_works_or_is_refused(release):
     with running_broker(release) as address:
         outcomes = await examine(Cluster(address, address))
 
-    refused = expected_refusals(release)
-    assert {name: (one.result, one.error if one.result == "fails" else "") for name, one in outcomes.items()} == {
-        name: ("no" if name in refused else "yes", "") for name in CAPABILITIES
-    }
+    assert_results(outcomes, expected_results(expected_refusals(release)))
 
 
 @pytest.mark.slow

@@ -10,12 +10,14 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tailrace.errors import KafkaNotAvailableError
 from tests.support.compatibility.brokers import RELEASES, expected_refusals, running_broker
-from tests.support.compatibility.capabilities import Cluster, Outcome, examine
+from tests.support.compatibility.capabilities import Cluster, Outcome, examine, expected_results
+from tests.support.compatibility.engines import ENGINES
 from tests.support.compatibility.services import SERVICES, running_service
 
 RESULTS = Path(__file__).parents[3] / "docs" / "compatibility.json"
@@ -24,7 +26,7 @@ RESULTS = Path(__file__).parents[3] / "docs" / "compatibility.json"
 def main() -> int:
     """Examine the brokers that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(prog="scripts/brokers", description=__doc__)
-    known = [*RELEASES, *SERVICES]
+    known = [*RELEASES, *ENGINES, *SERVICES]
     parser.add_argument("brokers", metavar="BROKER", nargs="*", help=f"{', '.join(known)} (default: all)")
     names = parser.parse_args().brokers or known
     if unknown := [name for name in names if name not in known]:
@@ -39,16 +41,25 @@ def main() -> int:
         try:
             if name in RELEASES:
                 outcomes, facts = examine_release(name), {"version": RELEASES[name]}
-                refused = expected_refusals(name)
+                expected = expected_results(expected_refusals(name))
+            elif name in ENGINES:
+                engine = ENGINES[name]
+                with engine.running() as cluster:
+                    outcomes = asyncio.run(examine(cluster))
+                facts = {"version": engine.version, "source": engine.source, "kind": "engine"}
+                expected = expected_results(engine.refused, engine.fails)
+                # The known reason instead of an error that names topics of this run.
+                outcomes |= {one: replace(outcomes[one], error=reason) for one, reason in engine.fails.items()}
             else:
                 service = SERVICES[name]
-                outcomes, facts = examine_service(name), {"version": service.version, "source": service.source}
-                refused = set(service.refused)
+                outcomes = examine_service(name)
+                facts = {"version": service.version, "source": service.source, "kind": "service"}
+                expected = expected_results(service.refused)
         except KafkaNotAvailableError as error:
             surprises.append(f"{name} was not tried: {error}")
             continue
         record(name, outcomes, {**facts, "seconds": round(time.monotonic() - began)})
-        surprises += unexpected(name, outcomes, refused)
+        surprises += unexpected(name, outcomes, expected)
     for surprise in surprises:
         sys.stderr.write(f"{surprise}\n")
     return 1 if surprises else 0
@@ -68,12 +79,12 @@ def examine_service(name: str) -> dict[str, Outcome]:
     return outcomes
 
 
-def unexpected(name: str, outcomes: Mapping[str, Outcome], refusals: set[str]) -> list[str]:
+def unexpected(name: str, outcomes: Mapping[str, Outcome], expected: Mapping[str, str]) -> list[str]:
     """Return a sentence about each outcome that differs from what is expected of a broker."""
     return [
-        f"{name}: {capability}: {outcome.result} {outcome.error}"
+        f"{name}: {capability}: {outcome.result}, not {expected[capability]} {outcome.error}"
         for capability, outcome in outcomes.items()
-        if outcome.result != ("no" if capability in refusals else "yes")
+        if outcome.result != expected[capability]
     ]
 
 

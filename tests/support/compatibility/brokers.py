@@ -24,7 +24,7 @@ RELEASES = {
 }
 """Version that is run, by minor release."""
 
-_FIRST_RELEASE = {"KIP-848": (4, 0), "exactly once": (2, 5)}
+_FIRST_RELEASE = {"KIP-848": (4, 0), "exactly once": (2, 5), "deleting commands": (2, 4)}
 """First release of Apache Kafka with a capability that not all supported releases have."""
 
 

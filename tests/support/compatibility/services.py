@@ -93,7 +93,7 @@ SERVICES: Mapping[str, Service] = {
     "Azure Event Hubs": Service(
         version="2023 to 2025",
         source="https://github.com/oliveigah/klife/issues/13",
-        refused=frozenset({"KIP-848", "exactly once"}),
+        refused=frozenset({"KIP-848", "exactly once", "deleting commands"}),
         resets=True,
         ranges={
             0: (3, 7),

