@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tailrace import App, UnsupportedVersionError
+from tailrace.protocol.transactions import TxnOffsetCommitRequest
 from tests.support.compatibility.brokers import expected_refusals, running_broker
 from tests.support.compatibility.capabilities import Cluster, assert_results, examine, expected_results
 
@@ -33,9 +34,9 @@ async def test_exactly_once_is_refused_at_start(group):
         with pytest.raises(UnsupportedVersionError) as caught:
             await app.start()
 
+    newest = TxnOffsetCommitRequest.api.versions[-1]
     assert str(caught.value) == (
-        "the broker does not support transactions (delivery='exactly_once'):"
-        " TxnOffsetCommit: tailrace supports versions 3 to 4, the broker supports 0 to 2; InitProducerId: version 3 or"
-        " newer is required, the broker supports 0 to 1 - set delivery='at_least_once', or upgrade the brokers to"
-        " Apache Kafka 2.5 or newer"
+        "the broker does not support transactions (delivery='exactly_once'): TxnOffsetCommit: tailrace supports"
+        f" versions 3 to {newest}, the broker supports 0 to 2; InitProducerId: required are versions 3 to 5, the broker"
+        " supports 0 to 2 - set delivery='at_least_once', or upgrade the brokers to Apache Kafka 2.5 or newer"
     )
