@@ -56,25 +56,21 @@ class _Clock:
 
 
 async def tailrace(job: PublishJob) -> tuple[float, float]:
-    from tailrace.config import resolve
-    from tailrace.producer.publisher import OutgoingRecord
-    from tailrace.producer.record_producer import RecordProducer
-    from tailrace.producer.transactional_producer import TransactionalProducer
+    from tailrace import Producer
 
-    config = resolve({"bootstrap_servers": job.bootstrap_servers})
-    if job.way.startswith("transactions"):
-        async with TransactionalProducer(config, transactional_id=uuid.uuid4().hex) as transactions:
+    is_transactional = job.way.startswith("transactions")
+    options = {"transactional_id": uuid.uuid4().hex} if is_transactional else {}
+    async with Producer(bootstrap_servers=job.bootstrap_servers, **options) as producer:
+        if is_transactional:
             clock = _Clock()
             for _ in range(job.records // GROUP_SIZE):
-                await transactions.begin()
-                for _ in range(GROUP_SIZE):
-                    await transactions.send(OutgoingRecord(job.topic, job.value))
-                await transactions.commit()
+                async with producer.transaction():
+                    for _ in range(GROUP_SIZE):
+                        await producer.enqueue(job.topic, job.value)
             return clock.read()
-    async with RecordProducer(config) as producer:
-        await producer.publish(OutgoingRecord(job.topic, job.value))
+        await producer.send(job.topic, job.value)
         clock = _Clock()
-        await _publish_all(job, lambda: producer.send(OutgoingRecord(job.topic, job.value)), producer.flush)
+        await _publish_all(job, lambda: producer.enqueue(job.topic, job.value), producer.flush)
         return clock.read()
 
 

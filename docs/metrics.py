@@ -13,13 +13,13 @@ PAGE = Path(__file__).parent / "metrics.md"
 OPENING = """\
 # Metrics
 
-All metrics of apps, handlers and consumers, with their names in Prometheus. To serve them, see
-[monitor an app](howto/watch-an-app.md#prometheus). In a program, `app.statistics()` and `consumer.statistics()` return
-the same numbers in objects with the attributes of the column *field*.
+All metrics of apps, handlers, consumers and producers, with their names in Prometheus. To serve them, see
+[monitor an app](howto/watch-an-app.md#prometheus). In a program, `app.statistics()`, `consumer.statistics()` and
+`producer.statistics()` return the same numbers in objects with the attributes of the column *field*.
 
-Values are read when Prometheus scrapes them. Counters begin at 0 when the app or consumer is started. The number
-of label values is limited by the program and its assigned partitions: no label contains a key, an offset or an error
-text. With `WorkerPool` and `tailrace run --workers`, each metric also has the label `worker`.
+Values are read when Prometheus scrapes them. Counters begin at 0 when the app, consumer or producer is started. The
+number of label values is limited by the program and its assigned partitions: no label contains a key, an offset or an
+error text. With `WorkerPool` and `tailrace run --workers`, each metric also has the label `worker`.
 """
 
 TITLES: dict[Subject, tuple[str, str]] = {
@@ -33,6 +33,7 @@ TITLES: dict[Subject, tuple[str, str]] = {
         "Consumers",
         "Fields of `ConsumerStatistics`, from `consumer.statistics()` or `app.statistics().consumers`.",
     ),
+    "producer": ("Producers", "Fields of `ProducerStatistics`, the result of `producer.statistics()`."),
     "app": ("App and event loop", "Fields of `AppStatistics`, the result of `app.statistics()`."),
     "worker": ("Worker processes", "These metrics exist only with `WorkerPool` and `tailrace run --workers`."),
 }

@@ -1,7 +1,7 @@
 """An asyncio-native consumer framework for Apache Kafka.
 
-``App`` runs handlers, ``Consumer`` reads records, ``run`` runs a coroutine until SIGTERM, and errors are subclasses of
-``TailraceError``.
+``App`` runs handlers, ``Consumer`` reads records, ``Producer`` publishes records, ``run`` runs a coroutine until
+SIGTERM, and errors are subclasses of ``TailraceError``.
 
 Names are imported on first access, so that importing one name, or showing ``--help``, does not import every module.
 """
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from tailrace.app.policies import Batch, Retry
     from tailrace.app.processes.process_pool_consumer import ProcessPoolConsumer
     from tailrace.app.processes.worker_pool import WorkerPool
-    from tailrace.app.publish.encoding import Message
     from tailrace.codecs.schema_registry import SchemaRegistry
-    from tailrace.config import ConsumerOptions
+    from tailrace.config import ConsumerOptions, ProducerOptions
     from tailrace.consumer.consumer import Consumer
     from tailrace.consumer.delivery.streams import RecordStream
     from tailrace.consumer.group.group_member import Generation, GroupMember, GroupRole
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
         AuthenticationError,
         BrokerConnectionError,
         BrokerError,
+        BufferFullError,
         CommitFailedError,
         ConfigurationError,
         ConsumerStateError,
@@ -70,7 +70,10 @@ if TYPE_CHECKING:
         UnsupportedVersionError,
         WrongBrokerError,
     )
-    from tailrace.observe.statistics import AppStatistics, ConsumerStatistics
+    from tailrace.observe.statistics import AppStatistics, ConsumerStatistics, ProducerStatistics
+    from tailrace.producer.encoding import Message
+    from tailrace.producer.producer import Producer, Transaction
+    from tailrace.producer.publisher import Published
     from tailrace.records import OffsetAndMetadata, OffsetAndTimestamp, Record, TopicPartition
     from tailrace.signals import run
 
@@ -82,6 +85,7 @@ __all__ = [
     "Batch",
     "BrokerConnectionError",
     "BrokerError",
+    "BufferFullError",
     "CommitFailedError",
     "ConfigurationError",
     "Consumer",
@@ -123,9 +127,13 @@ __all__ = [
     "OffsetOutOfRangeError",
     "PartialFailureError",
     "ProcessPoolConsumer",
+    "Producer",
     "ProducerFencedError",
+    "ProducerOptions",
+    "ProducerStatistics",
     "PublishError",
     "PublishTooLargeError",
+    "Published",
     "RebalanceError",
     "Record",
     "RecordStream",
@@ -140,6 +148,7 @@ __all__ = [
     "TopicAuthorizationFailedError",
     "TopicPartition",
     "TopicRecreatedError",
+    "Transaction",
     "UnknownGroupError",
     "UnknownPartitionError",
     "UnknownTopicError",
@@ -169,10 +178,14 @@ _MODULES = {
     "Handlers": "app.handlers",
     "Header": "app.declare.parameters",
     "Key": "app.declare.parameters",
-    "Message": "app.publish.encoding",
+    "Message": "producer.encoding",
     "OffsetAndMetadata": "records",
     "OffsetAndTimestamp": "records",
     "ProcessPoolConsumer": "app.processes.process_pool_consumer",
+    "Producer": "producer.producer",
+    "ProducerOptions": "config",
+    "ProducerStatistics": "observe.statistics",
+    "Published": "producer.publisher",
     "Record": "records",
     "RecordStream": "consumer.delivery.streams",
     "Reject": "app.failures.reject",
@@ -180,6 +193,7 @@ _MODULES = {
     "SchemaRegistry": "codecs.schema_registry",
     "SharedCluster": "consumer.shared_cluster",
     "TopicPartition": "records",
+    "Transaction": "producer.producer",
     "WorkerPool": "app.processes.worker_pool",
     "run": "signals",
 }

@@ -35,6 +35,7 @@ TailraceError
 ├── HandlerFailedError               a handler failed, and the app stops
 ├── PartialFailureError              some records of a batch failed; raised by batch handlers
 ├── PublishError                     record not published, or not acknowledged by the broker
+│   ├── BufferFullError              no memory for another record in time
 │   ├── PublishTooLargeError         record larger than its topic allows
 │   └── ProducerFencedError          another producer with the same transactional_id
 ├── DeadLetterError                  failed record not written to its dead-letter topic
@@ -58,6 +59,7 @@ __all__ = [
     "AuthenticationError",
     "BrokerConnectionError",
     "BrokerError",
+    "BufferFullError",
     "CommitFailedError",
     "ConfigurationError",
     "ConsumerStateError",
@@ -462,12 +464,16 @@ class PublishError(TailraceError):
     """A record was not published, or not acknowledged by the broker; in the second case, the topic may contain it."""
 
 
+class BufferFullError(PublishError):
+    """A record was not published, because unacknowledged records took up all of ``buffer_memory`` for too long."""
+
+
 class PublishTooLargeError(PublishError):
     """A published record is larger than its topic allows. Raise the topic's limit, or publish smaller records.
 
     Attributes:
-        setting: name of the topic setting that is the limit: ``max.message.bytes``, or ``segment.bytes`` for a record
-            that does not fit into a segment of the log.
+        setting: name of the setting that is the limit: the topic's ``max.message.bytes``, or its ``segment.bytes`` for
+            a record that does not fit into a segment of the log; or ``max_request_size`` of the producer.
     """
 
     def __init__(self, message: str, *, setting: str = "max.message.bytes") -> None:

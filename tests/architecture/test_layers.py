@@ -15,7 +15,8 @@ LAYERS = [
     {"spark", "integrations"},
     {"__init__"},
     {"app"},
-    {"consumer", "admin", "producer", "codecs"},
+    {"consumer", "admin", "producer"},
+    {"codecs"},
     {"net", "embedded"},
     {"core"},
     {"batches"},
@@ -218,12 +219,14 @@ def test_tasks_are_created_in_known_modules(modules):
 
     The supervisor and a producer keep their task group in a task, since other tasks may start and stop them. ``run``
     needs one for its main coroutine. Workers of an executor have contexts of their own, which task groups do not
-    provide. A stop hook is abandoned if it ignores its cancellation, and a task group would wait for it.
+    provide. A record that is enqueued within spans has a task that ends with its acknowledgment. A stop hook is
+    abandoned if it ignores its cancellation, and a task group would wait for it.
     """
     makers = {
         "tailrace/app/lifecycle.py": {"ensure_future"},
         "tailrace/app/dispatch/executor.py": {"create_task"},
         "tailrace/consumer/supervisor.py": {"create_task", "ensure_future"},
+        "tailrace/producer/producer.py": {"create_task"},
         "tailrace/producer/runtime.py": {"create_task"},
         "tailrace/signals.py": {"ensure_future"},
     }

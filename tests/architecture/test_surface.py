@@ -36,6 +36,9 @@ SURFACE = {
         "Message",
         "OffsetAndMetadata",
         "OffsetAndTimestamp",
+        "Producer",
+        "ProducerOptions",
+        "Published",
         "Record",
         "Reject",
         "Retry",
@@ -47,10 +50,10 @@ SURFACE = {
 }
 
 CONSUMER = """
-    start stop getone getmany batches arrow_batches streams ack commit committed position seek seek_to_beginning
-    seek_to_end seek_to_time seek_to_committed pause resume paused assign assigned assignment subscribe unsubscribe
-    subscription beginning_offsets end_offsets offsets_for_times lag highwater last_stable_offset offsets topics
-    partitions_for_topic reconfigure health metrics statistics
+    start stop getone getmany batches arrow_batches streams ack commit committed transaction_offsets position seek
+    seek_to_beginning seek_to_end seek_to_time seek_to_committed pause resume paused assign assigned assignment
+    subscribe unsubscribe subscription beginning_offsets end_offsets offsets_for_times lag highwater last_stable_offset
+    offsets topics partitions_for_topic reconfigure health metrics statistics
 """
 
 OF_TESTING = {errors.KafkaServerError, errors.KafkaNotAvailableError}

@@ -17,6 +17,7 @@ CLASSES = {
     "group": statistics.GroupStatistics,
     "partition": statistics.PartitionStatistics,
     "consumer": statistics.ConsumerStatistics,
+    "producer": statistics.ProducerStatistics,
     "app": statistics.AppStatistics,
 }
 

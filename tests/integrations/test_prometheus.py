@@ -69,7 +69,7 @@ async def scraped(url: str, **headers: str) -> httpx.Response:
 
 
 async def test_every_documented_metric_is_present(new_app, new_topic, witness, group):
-    """A busy app has all metrics of the table except those of workers."""
+    """A busy app has all metrics of the table except those of workers and producers."""
     one, two = new_topic(), new_topic(2)
     witness.produce(one, (b"%d" % n for n in range(100)))
     witness.produce(two, (b"%d" % n for n in range(100)))
@@ -92,7 +92,7 @@ async def test_every_documented_metric_is_present(new_app, new_topic, witness, g
         ends = await witness.ends(two, 2)
 
     found = values_of(text)
-    expected = {one.name for one in METRICS if one.subject != "worker"}
+    expected = {one.name for one in METRICS if one.subject not in {"worker", "producer"}}
     assert content_type.startswith("text/plain")
     assert expected <= {re.sub(r"_(bucket|sum|count)$", "", name) if name not in expected else name for name in found}
     assert {name for name in found if not name.startswith("tailrace_")} == set()

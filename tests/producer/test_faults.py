@@ -40,7 +40,7 @@ def proxied_topic(proxied) -> str:
 
 def producer_of(server, **options: object) -> RecordProducer:
     config = resolve({"bootstrap_servers": server.bootstrap_servers, **options}, {})
-    return RecordProducer(config, max_batch_bytes=2_000)
+    return RecordProducer(config, max_batch_size=2_000)
 
 
 async def publish_all(producer: RecordProducer, topic: str, count: int) -> None:
@@ -115,9 +115,9 @@ async def test_a_canceled_publish_delays_no_other_record(proxied, proxied_topic)
 
 
 async def test_unacknowledged_records_need_bounded_memory(proxied, proxied_topic):
-    """publish() waits while ``max_buffered_bytes`` are unacknowledged, and a canceled wait publishes nothing."""
+    """publish() waits while ``buffer_memory`` is unacknowledged, and a canceled wait publishes nothing."""
     config = resolve({"bootstrap_servers": proxied.bootstrap_servers}, {})
-    async with RecordProducer(config, max_buffered_bytes=5_000) as producer, asyncio.timeout(30):
+    async with RecordProducer(config, buffer_memory=5_000) as producer, asyncio.timeout(30):
         await producer.publish(OutgoingRecord(proxied_topic, b"0"))
         with proxied.proxy.hold_answer(ProduceRequest) as held:
             await producer.send(OutgoingRecord(proxied_topic, b"1" + b" " * 5_000))

@@ -58,7 +58,7 @@ async def test_publish_returns_partition_and_offset_of_the_record(kafka_server, 
         ]
 
     first, second = await read_all(kafka_server, topic, 2)
-    assert places == [Published(one.topic_partition, one.offset) for one in (first, second)]
+    assert places == [Published(*one.topic_partition, one.offset, one.timestamp) for one in (first, second)]
     assert (first.key, first.value, list(first.headers), first.timestamp) == (b"k", b"v", [("h", b"1")], 1_234_567)
     assert (second.key, second.value, second.offset) == (b"k", None, 1)
 
@@ -71,7 +71,7 @@ async def test_a_key_has_one_partition(new_producer, topic):
             for n in range(200)
         }
 
-    places = {key: {sent[n].result().partition for n in sent if n % 20 == key} for key in range(20)}
+    places = {key: {sent[n].result().topic_partition for n in sent if n % 20 == key} for key in range(20)}
     assert {len(partitions) for partitions in places.values()} == {1}
     assert set().union(*places.values()) == {TopicPartition(topic, p) for p in range(3)}
 
@@ -85,7 +85,7 @@ async def test_a_partition_that_was_added_since_is_found(kafka_server, new_produ
         with pytest.raises(PublishError, match="has no partition 5 - its partitions are 0 to 4"):
             await producer.publish(OutgoingRecord(topic, b"v", partition=5))
 
-    assert placed.partition == TopicPartition(topic, 4)
+    assert placed.topic_partition == TopicPartition(topic, 4)
 
 
 async def test_concurrent_calls_keep_their_order(new_producer, topic):
@@ -229,7 +229,7 @@ async def test_a_producer_accepts_the_security_options_of_a_consumer():
         server.create_topic("t")
         config = resolve(server.client_options, {})
         async with RecordProducer(config) as producer:
-            assert await producer.publish(OutgoingRecord("t", b"x")) == Published(TopicPartition("t", 0), 0)
+            assert (await producer.publish(OutgoingRecord("t", b"x")))[:3] == ("t", 0, 0)
         async with TransactionalProducer(config, transactional_id="x") as transactional:
             await transactional.begin()
             await transactional.send(OutgoingRecord("t", b"x"))

@@ -55,7 +55,7 @@ async def test_an_invalid_record_leaves_the_transaction_open(ledger, monkeypatch
     async with ledger.producer() as producer:
         await producer.begin()
         await producer.send(OutgoingRecord(topic, b"good"))
-        monkeypatch.setattr("tailrace.producer.runtime._TOPIC_GRACE_S", 1.0)
+        monkeypatch.setattr("tailrace.producer.runtime.DEFAULT_LOOKUP_S", 1.0)
         with pytest.raises(PublishError, match=r"no-such-topic.*UNKNOWN_TOPIC_OR_PARTITION"):
             await producer.send(OutgoingRecord("no-such-topic", b"bad"))
         with pytest.raises(PublishError, match="has no partition 7 - its partitions are 0 to 0"):
@@ -96,8 +96,8 @@ async def test_a_call_in_the_wrong_state_raises_with_advice(ledger):
     [
         ({"transactional_id": ""}, "transactional_id"),
         ({"transaction_timeout_ms": 0}, "transaction_timeout_ms must be at least 1, not 0"),
-        ({"compression": "brotli"}, "compression must be one of .*zstd, not 'brotli'"),
-        ({"max_batch_bytes": 0}, "max_batch_bytes must be at least 1, not 0"),
+        ({"compression_type": "brotli"}, "compression_type must be one of .*'zstd', not 'brotli'"),
+        ({"max_batch_size": 0}, "max_batch_size must be at least 1, not 0"),
     ],
 )
 async def test_an_invalid_option_raises_in_the_constructor(options, words):

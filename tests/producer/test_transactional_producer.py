@@ -20,7 +20,7 @@ from tailrace import (
 )
 from tailrace.config import resolve
 from tailrace.core.group_requests import Identity
-from tailrace.producer.publisher import OutgoingRecord, Published
+from tailrace.producer.publisher import OutgoingRecord
 from tailrace.producer.transaction_machine import ProducerState
 from tailrace.producer.transactional_producer import TransactionalProducer
 from tests.support.committed_records import CommittedRecords
@@ -75,7 +75,7 @@ async def test_a_record_has_the_content_that_was_sent(ledger):
         await producer.commit()
 
     first, second = await ledger.committed(topic)
-    assert [await place for place in places] == [Published(TopicPartition(topic, 2), offset) for offset in (0, 1)]
+    assert [(await place)[:3] for place in places] == [(topic, 2, offset) for offset in (0, 1)]
     assert (first.partition(), first.key(), first.value(), first.headers()) == (2, b"k", b"v", headers)
     assert first.timestamp()[1] == 1_700_000_000_000
     assert (second.key(), second.value(), second.headers()) == (b"", None, None)
@@ -106,7 +106,7 @@ async def test_batches_may_be_compressed(ledger, compression):
     """Batches of each compression codec can be read by librdkafka."""
     topic, values = ledger.topic(), [b"%d" % number * 200 for number in range(100)]
 
-    async with ledger.producer(compression=compression) as producer:
+    async with ledger.producer(compression_type=compression) as producer:
         await producer.begin()
         for value in values:
             await producer.send(OutgoingRecord(topic, value))
@@ -119,7 +119,7 @@ async def test_a_transaction_may_be_larger_than_the_producers_memory(ledger):
     """Full batches are written during the transaction and become visible at its commit."""
     topic, value = ledger.topic(2), b"x" * 1_000
 
-    async with ledger.producer(max_buffered_bytes=1 << 20) as producer:
+    async with ledger.producer(buffer_memory=1 << 20) as producer:
         await producer.begin()
         async with asyncio.TaskGroup() as tasks:
             for task in range(4):

@@ -39,7 +39,7 @@ def topic(own_server) -> str:
 
 def producer_of(server, *, enable_idempotence: bool | None = None, **options: object) -> RecordProducer:
     config = resolve({"bootstrap_servers": server.bootstrap_servers, "request_timeout_ms": 600, **options}, {})
-    producer = RecordProducer(config, max_batch_bytes=2_000)
+    producer = RecordProducer(config, max_batch_size=2_000)
     producer.enable_idempotence = enable_idempotence
     return producer
 

@@ -25,7 +25,7 @@ from tailrace.app.health.checks import Health, Vitals, examine
 from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, health_app, lag_report
 from tailrace.app.lifecycle import AppRun, AppRuntime, wait_for_any
 from tailrace.app.options import AppConfig, AppOptions
-from tailrace.app.publish.encoding import Message, encode_messages
+from tailrace.app.publish.encoding import encode_messages
 from tailrace.app.publish.results import publish_one
 from tailrace.app.stack_frames import where_raised
 from tailrace.app.topics.names import topic_name
@@ -40,6 +40,7 @@ from tailrace.consumer.supervisor import Supervisor
 from tailrace.context_managers import asynccontextmanager
 from tailrace.errors import ConfigurationError, ConsumerStateError, HandlerFailedError, PublishError, TailraceError
 from tailrace.observe.statistics import AppStatistics
+from tailrace.producer.encoding import Message
 from tailrace.producer.publisher import Published
 from tailrace.signals import handle_signals
 from tailrace.user_exceptions import error_text

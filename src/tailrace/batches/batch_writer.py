@@ -1,15 +1,17 @@
 """Writer of record batches (format 2).
 
-Records are appended to one buffer in C. Producer id, producer epoch and sequence number are not known until the batch
-is sent, and differ if it is sent again in another producer epoch; so ``encode`` sets them in the finished bytes.
+Records are appended to one buffer in C, and compressed when the batch is finished. Producer id, producer epoch and
+sequence number are not known until the batch is sent, and differ if it is sent again in another producer epoch; so
+``encode`` sets them in the finished bytes.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
+import cramjam
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 
@@ -25,8 +27,41 @@ COMPRESSIONS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 _FORMAT = 2
 _NO_HEADERS: list[tuple[str, bytes | None]] = []
-_CHECKSUM_AT, _CHECKED_FROM, _PRODUCER_AT = 17, 21, 43
-_CHECKSUM, _PRODUCER = struct.Struct(">I"), struct.Struct(">qhi")
+_LENGTH_AT, _CHECKSUM_AT, _CHECKED_FROM, _PRODUCER_AT, _RECORDS_AT = 8, 17, 21, 43, 61
+_LENGTH, _CHECKSUM, _ATTRIBUTES, _PRODUCER = (struct.Struct(one) for one in (">i", ">I", ">h", ">qhi"))
+_UNCOUNTED = 12
+"""Number of bytes at the beginning of a batch that its length does not include."""
+
+
+def _gzip(records: memoryview, level: int | None) -> bytes:
+    if level is None:
+        from isal import igzip  # noqa: PLC0415 - few programs compress with gzip
+
+        return igzip.compress(records)
+    return bytes(cramjam.gzip.compress(records, level=level))
+
+
+def _snappy(records: memoryview, _level: int | None) -> bytes:
+    return bytes(cramjam.snappy.compress_raw(records))
+
+
+def _lz4(records: memoryview, level: int | None) -> bytes:
+    # KIP-57: no linked blocks. Without a level, the fast compressor is used, as in Java and librdkafka.
+    compressor = cramjam.lz4.Compressor(level=1 if level is None else level, content_checksum=False, block_linked=False)
+    compressor.compress(bytes(records))
+    return bytes(compressor.finish())
+
+
+def _zstd(records: memoryview, level: int | None) -> bytes:
+    return bytes(cramjam.zstd.compress(records, level=3 if level is None else level))
+
+
+_COMPRESSORS: dict[str, Callable[[memoryview, int | None], bytes]] = {
+    "gzip": _gzip,
+    "snappy": _snappy,
+    "lz4": _lz4,
+    "zstd": _zstd,
+}
 
 
 class BatchWriter:
@@ -35,19 +70,22 @@ class BatchWriter:
     Args:
         limit: maximum size in bytes before compression; the first record may be larger.
         compression: codec, one of ``COMPRESSIONS``.
+        level: level of the compression; None for the codec's default.
         is_transactional: True for records of a transaction.
 
     Attributes:
         count: number of records.
+        timestamps: timestamps of the records in milliseconds since 1970.
     """
 
-    __slots__ = ("_builder", "_content", "_options", "_producer_state", "count")
+    __slots__ = ("_builder", "_content", "_options", "_producer_state", "count", "timestamps")
 
-    def __init__(self, limit: int, compression: str = "none", *, is_transactional: bool = True) -> None:
-        self._options = (limit, compression, is_transactional)
-        self._builder = DefaultRecordBatchBuilder(
-            _FORMAT, COMPRESSIONS[compression], int(is_transactional), -1, -1, -1, limit
-        )
+    def __init__(
+        self, limit: int, compression: str = "none", level: int | None = None, *, is_transactional: bool = True
+    ) -> None:
+        self._options = (limit, compression, level, is_transactional)
+        self._builder = DefaultRecordBatchBuilder(_FORMAT, 0, int(is_transactional), -1, -1, -1, limit)
+        self.timestamps: list[int] = []
         self._content: bytearray | None = None
         self._producer_state = (-1, -1, -1)
         self.count = 0
@@ -58,6 +96,11 @@ class BatchWriter:
     @property
     def size(self) -> int:
         return self._builder.size()
+
+    @property
+    def encoded_size(self) -> int:
+        """Size in bytes of the finished batch; 0 before ``encode``."""
+        return 0 if self._content is None else len(self._content)
 
     def append(
         self,
@@ -82,6 +125,7 @@ class BatchWriter:
         if metadata is None:
             return 0
         self.count += 1
+        self.timestamps.append(metadata.timestamp)
         return metadata.size
 
     def encode(self, producer_id: int, producer_epoch: int, sequence: int) -> memoryview:
@@ -92,13 +136,12 @@ class BatchWriter:
         state = (producer_id, producer_epoch, sequence)
         if self._content is None:
             self._builder.set_producer_state(*state)
-            self._content = self._builder.build()
+            self._content = self._compressed(self._builder.build())
         elif state != self._producer_state:
             # Change a copy, because the bytes that the previous call returned may still be in a socket's buffer.
             self._content = bytearray(self._content)
             _PRODUCER.pack_into(self._content, _PRODUCER_AT, *state)
-            checksum = calc_crc32c(bytes(memoryview(self._content)[_CHECKED_FROM:]))
-            _CHECKSUM.pack_into(self._content, _CHECKSUM_AT, checksum)
+            _set_checksum(self._content)
         self._producer_state = state
         return memoryview(self._content)
 
@@ -106,8 +149,27 @@ class BatchWriter:
         """Finish this batch, and return a new batch with copies of the records at ``indices``."""
         (batch,) = split(self.encode(*self._producer_state))
         records = batch.decode("", 0, 0).take(self.count)
-        limit, compression, is_transactional = self._options
-        chosen = BatchWriter(limit, compression, is_transactional=is_transactional)
+        limit, compression, level, is_transactional = self._options
+        chosen = BatchWriter(limit, compression, level, is_transactional=is_transactional)
         for record in (records[index] for index in indices):
             chosen.append(record.key, record.value, record.headers, record.timestamp)
         return chosen
+
+    def _compressed(self, content: bytearray) -> bytearray:
+        """Return a finished batch with compressed records; unchanged if compression does not make it smaller."""
+        _, compression, level, _ = self._options
+        if compression == "none":
+            return content
+        packed = _COMPRESSORS[compression](memoryview(content)[_RECORDS_AT:], level)
+        if len(packed) >= len(content) - _RECORDS_AT:
+            return content
+        smaller = content[:_RECORDS_AT] + packed
+        _LENGTH.pack_into(smaller, _LENGTH_AT, len(smaller) - _UNCOUNTED)
+        (attributes,) = _ATTRIBUTES.unpack_from(smaller, _CHECKED_FROM)
+        _ATTRIBUTES.pack_into(smaller, _CHECKED_FROM, attributes | COMPRESSIONS[compression])
+        _set_checksum(smaller)
+        return smaller
+
+
+def _set_checksum(content: bytearray) -> None:
+    _CHECKSUM.pack_into(content, _CHECKSUM_AT, calc_crc32c(bytes(memoryview(content)[_CHECKED_FROM:])))

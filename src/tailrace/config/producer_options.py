@@ -28,7 +28,7 @@ class ProducerOptions(ClientOptions, Generic[KeyT_contra, ValueT_contra], total=
 
     # ---- delivery
     acks: Acks
-    """Acknowledgments to wait for: "all" in-sync replicas, 1 for the leader alone, or 0 for none.
+    """Acknowledgments: "all" in-sync replicas, 1 for the leader alone, or 0 for none.
 
     -1 is "all". With 0, a record counts as published when it is written to the connection: it has no offset, and a
     record that the broker refuses is lost without an error.
@@ -48,7 +48,7 @@ class ProducerOptions(ClientOptions, Generic[KeyT_contra, ValueT_contra], total=
     Default: None.
     """
     delivery_timeout_ms: int
-    """Maximum time in milliseconds from the call to the acknowledgment of a record, retries included.
+    """Maximum time in milliseconds from a call to the acknowledgment, retries included.
 
     A record that is not acknowledged in time fails with ``PublishError``, and may be stored nevertheless.
 
@@ -57,10 +57,10 @@ class ProducerOptions(ClientOptions, Generic[KeyT_contra, ValueT_contra], total=
     Default: 120_000. Minimum: 1. librdkafka: message.timeout.ms.
     """
     max_block_ms: int
-    """Maximum time in milliseconds for which a call waits for metadata, schemas and ``buffer_memory``.
+    """Maximum time in milliseconds that a call waits for memory or metadata.
 
-    With 0, a call does not wait for memory: it raises ``BufferFullError`` at once. Calls that begin, commit or abort a
-    transaction have this limit, too.
+    The limit is also that of waiting for a schema, and of calls that begin, commit or abort a transaction. With 0, a
+    call does not wait for memory, but raises ``BufferFullError`` at once; other waits then last up to five seconds.
 
 
 
@@ -76,7 +76,9 @@ class ProducerOptions(ClientOptions, Generic[KeyT_contra, ValueT_contra], total=
     Default: "none". librdkafka: compression.codec.
     """
     compression_level: int | None
-    """Level of gzip (1 to 9), lz4 (1 to 17) or zstd (-131,072 to 22, KIP-390); None for the codec's default.
+    """Level of gzip, lz4 or zstd (KIP-390); None for the codec's default.
+
+    The levels are 1 to 9 for gzip, 1 to 17 for lz4, and -131,072 to 22 for zstd.
 
 
 
@@ -101,10 +103,10 @@ class ProducerOptions(ClientOptions, Generic[KeyT_contra, ValueT_contra], total=
     Default: 262_144. Minimum: 1. Java: batch.size; librdkafka: batch.num.messages.
     """
     max_request_size: int
-    """Maximum size in bytes of a record, and size of a request from which no batch is added to it.
+    """Maximum size in bytes of a record before compression.
 
     A larger record raises ``PublishTooLargeError`` before it is sent. The topic's ``max.message.bytes`` limits the
-    batch, after compression.
+    batch, after compression. From this size on, no batch is added to a request.
 
 
 
@@ -118,11 +120,11 @@ class ProducerOptions(ClientOptions, Generic[KeyT_contra, ValueT_contra], total=
     Default: 33_554_432. Minimum: 1. No maximum. librdkafka: queue.buffering.max.kbytes or queue.buffering.max.messages.
     """
     partitioner: Partitioning
-    """Choice of the partition: "murmur2" as Java, "consistent_random" as librdkafka, "sticky", or a function.
+    """Choice of the partition: "murmur2" (Java), "consistent_random", "sticky", or a function.
 
-    "sticky" ignores keys. Without a key, all three fill one partition's batch, then change the partition. The function
-    is called with the bytes of the key, and lists of all partitions and of those that have a leader, and returns a
-    partition.
+    "consistent_random" chooses by CRC-32 of the key, as librdkafka; "sticky" ignores keys. Without a key, all three
+    fill one partition's batch, then change the partition. The function is called with the bytes of the key, and lists
+    of all partitions and of those that have a leader, and returns a partition.
 
 
 

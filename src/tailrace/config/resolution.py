@@ -47,6 +47,7 @@ __all__ = [
     "hide_secrets",
     "parse_option",
     "place_of",
+    "producer_config",
     "refuse_inline_pem",
     "resolve",
     "resolve_producer",
@@ -607,6 +608,24 @@ def resolve_producer(options: Mapping[str, object], environ: Mapping[str, str] |
     variables, environ = Hidden(os.environ if environ is None else environ), None
     config = ProducerConfig(**_values(_OF_PRODUCERS, options, variables))
     check_producer_combinations(config)
+    return config
+
+
+def producer_config(config: ConsumerConfig | ProducerConfig, **options: object) -> ProducerConfig:
+    """Return ``config`` with changed options; for a consumer, of a producer with its brokers, security and timeouts.
+
+    Raises:
+        ConfigurationError: one of ``options`` is invalid, or contradicts another.
+    """
+    check_names(options, kind=ProducerConfig)
+    if isinstance(config, ConsumerConfig):
+        shared = {field.name: getattr(config, field.name) for field in dataclasses.fields(ClientConfig)}
+        limit_ms = config.default_api_timeout_ms
+        config = ProducerConfig(**shared, delivery_timeout_ms=limit_ms, max_block_ms=limit_ms)
+    if options:
+        values: dict[str, Any] = {name: _convert(name, value, name) for name, value in options.items()}
+        config = dataclasses.replace(config, **values)
+        check_producer_combinations(config)
     return config
 
 

@@ -43,7 +43,9 @@ from tailrace.consumer.runtime import STOPPED, ConsumerRuntime
 from tailrace.consumer.shared_cluster import SharedCluster
 from tailrace.consumer.subscription import SubscribedTopics
 from tailrace.consumer.supervisor import Supervisor
+from tailrace.core.group_requests import Identity
 from tailrace.core.metrics import MetricName
+from tailrace.core.transaction_offsets import TransactionOffsets
 from tailrace.errors import ConfigurationError, ConsumerStateError
 from tailrace.installation import record_iterator
 from tailrace.observe.statistics import ConsumerStatistics
@@ -528,6 +530,47 @@ class Consumer(Generic[KeyT_co, ValueT_co]):
                 partitions
             )
         await runtime.committer.commit_finished(partitions, timeout_s=timeout_s)
+
+    def transaction_offsets(self, offsets: ToCommit | None = None, /) -> TransactionOffsets:
+        """Return offsets to commit in a transaction of a ``Producer``, with this member's identity (KIP-447).
+
+        ``Transaction.send_offsets(consumer)`` calls this method. Without ``offsets``, all delivered records are
+        included, records in flight too, as in ``commit()``.
+
+        Raises:
+            ConsumerStateError: not started, without a group, or not in a generation of the group; or with
+                ``ack="manual"`` and without ``offsets``.
+            ConfigurationError: an argument is invalid, or automatic commits are on: they would commit offsets before
+                the transaction.
+        """
+        runtime, group_id = self._started, self._require_group("transaction_offsets()")
+        if runtime.config.commits_automatically:
+            raise ConfigurationError(
+                "a consumer whose offsets a transaction commits must not commit them itself - set"
+                " enable_auto_commit=False"
+            )
+        if offsets is None and runtime.config.ack == "manual":
+            raise ConsumerStateError("ack='manual' needs explicit offsets - pass a mapping of partitions to offsets")
+        membership = runtime.membership
+        identity = Identity() if membership is None else membership.commit_identity()
+        if identity is None:
+            raise ConsumerStateError("this consumer is in no generation of its group - poll it before the transaction")
+        positions = {one.topic_partition: one for one in runtime.positions}
+        chosen, _ = (None, None) if offsets is None else checked_to_commit((offsets,))
+        if chosen is None:
+            chosen = {
+                one: OffsetAndMetadata(position.delivered)
+                for one, position in positions.items()
+                if position.delivered is not None
+            }
+        owned = {one: positions[one] for one in chosen if one in positions}
+
+        def current_identity() -> Identity | None:
+            keeps = all(runtime.positions.get(one) is position for one, position in owned.items())
+            return membership.commit_identity() if keeps and membership is not None else None
+
+        topic_ids = {one: topic_id for one, position in owned.items() if (topic_id := position.topic_id) is not None}
+        return TransactionOffsets(group_id, chosen, identity, topic_ids, current_identity)
 
     # ---- positions ---------------------------------------------------------------------------------------------
 

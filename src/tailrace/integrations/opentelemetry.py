@@ -192,7 +192,7 @@ class OpenTelemetry:
                 published = await publish(topic, value, headers=headers, partition=partition, **options)
                 if isinstance(published, Published):
                     with self._guards.end:
-                        running.span.set_attribute(Attribute.PARTITION_ID, str(published.partition.partition))
+                        running.span.set_attribute(Attribute.PARTITION_ID, str(published.partition))
                         running.span.set_attribute(Attribute.OFFSET, published.offset)
                 return published
 

@@ -1,4 +1,4 @@
-"""Prometheus: metrics of apps, consumers and worker pools. Needs the extra ``prometheus``.
+"""Prometheus: metrics of apps, consumers, producers and worker pools. Needs the extra ``prometheus``.
 
 The values are those of ``statistics()``, which is called at each scrape, in the event loop of the app or consumer.
 ``docs/metrics.md`` lists the metrics.
@@ -29,6 +29,7 @@ from tailrace.errors import ConfigurationError, ConsumerStateError
 from tailrace.installation import needs_extra
 from tailrace.observe.metrics import METRICS, MetricDefinition, Sample, Statistics, samples
 from tailrace.observe.statistics import DURATION_BOUNDS_S, Durations
+from tailrace.producer.producer import Producer
 
 with needs_extra("prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry
@@ -40,8 +41,8 @@ with needs_extra("prometheus"):
 
 __all__ = ["Source", "TailraceCollector", "encoded", "encoded_registry", "exposition", "metrics_app", "snapshots"]
 
-Source: TypeAlias = App | Consumer[Any, Any]
-"""App or consumer whose statistics are collected."""
+Source: TypeAlias = App | Consumer[Any, Any] | Producer[Any, Any]
+"""App, consumer or producer whose statistics are collected."""
 
 _LOOP_TIMEOUT_S = 2.0
 """Maximum time in seconds to wait until the event loop of a source has called ``statistics``."""
@@ -187,8 +188,11 @@ def _snapshot(source: Source) -> Statistics | None:
 
     May be called in any thread.
     """
-    supervisor = source.runtime.supervisor if isinstance(source, App) else source.supervisor
-    loop = None if supervisor is None else supervisor.loop
+    if isinstance(source, Producer):
+        loop = source.event_loop
+    else:
+        supervisor = source.runtime.supervisor if isinstance(source, App) else source.supervisor
+        loop = None if supervisor is None else supervisor.loop
     if loop is None or not loop.is_running() or loop is _running_loop():
         return _statistics(source)
 

@@ -17,7 +17,7 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import (
@@ -47,6 +47,9 @@ _FIRST_BUFFER_LIMIT = 8 << 20
 _GROWTH = 4
 """Factor by which the buffer of a frame grows when it is full."""
 _READ_AHEAD_BYTES = 16 << 10
+_MAX_WRITE_BACKLOG = 1 << 20
+"""Number of bytes that the socket has not taken above which ``send_only`` waits."""
+_BACKLOG_PAUSE_S = 0.005
 """Size of the buffer for reads that begin between two frames.
 
 The bytes in this buffer are copied into the frames: a larger buffer means more copying, a smaller one more reads.
@@ -280,6 +283,42 @@ class Connection:
             self._throttled_until = self._loop.time() + throttle_ms / 1000
         return answer
 
+    async def send_only(self, request: Request[Any], timeout_s: float) -> None:
+        """Send a request to which the broker does not respond, such as Produce without acknowledgments.
+
+        Raises:
+            RequestTimedOutError: the connection was not ready for another request within ``timeout_s`` seconds.
+            BrokerConnectionError: the connection failed.
+            UnsupportedVersionError: the broker and tailrace have no version of the request in common.
+        """
+        api, deadline = request.api, self._loop.time() + timeout_s
+        version = self.broker_versions.version_of(api, request.newest_version)
+        while (now := self._loop.time()) >= self._renew_at or self._write_backlog > _MAX_WRITE_BACKLOG:
+            if now >= self._renew_at:
+                await self._renew_session(deadline, timeout_s)
+            elif now >= deadline:
+                raise not_sent_error(self.address, api.name)
+            else:
+                await asyncio.sleep(_BACKLOG_PAUSE_S)
+        self._transport.write(self._frame(api, request, version))
+        self._used_at = self._loop.time()
+
+    @property
+    def _write_backlog(self) -> int:
+        """Number of bytes that the socket has not taken yet."""
+        return self._transport.get_write_buffer_size()
+
+    @property
+    def _transport(self) -> asyncio.Transport:
+        transport = self.frames.transport
+        if self._end_reason is not None or transport is None or transport.is_closing():
+            raise NodeNotConnectedError(f"{self.address}: no longer connected ({self._end_reason or 'closing'})")
+        return transport
+
+    def _frame(self, api: Api[ResponseT], request: Request[ResponseT], version: int) -> bytearray:
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        return api.encode_request(request, version, correlation_id=self._correlation_id, client_id=self._client_id)
+
     def close(self, reason: TailraceError | None = None) -> None:
         """Close the connection; pending requests fail with ``reason``."""
         self._end(reason or NodeNotConnectedError(f"{self.address}: the connection was closed"))
@@ -289,13 +328,10 @@ class Connection:
     def _write(
         self, api: Api[ResponseT], request: Request[ResponseT], version: int, timeout_s: float
     ) -> asyncio.Future[memoryview]:
-        transport = self.frames.transport
-        if self._end_reason is not None or transport is None or transport.is_closing():
-            raise NodeNotConnectedError(f"{self.address}: no longer connected ({self._end_reason or 'closing'})")
+        transport = self._transport
         if timeout_s <= 0:
             raise not_sent_error(self.address, api.name)
-        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
-        frame = api.encode_request(request, version, correlation_id=self._correlation_id, client_id=self._client_id)
+        frame = self._frame(api, request, version)
         answer: asyncio.Future[memoryview] = self._loop.create_future()
         deadline = self._loop.call_later(timeout_s, self._expire, api.name, timeout_s)
         self._pending.append(_PendingRequest(self._correlation_id, answer, deadline))

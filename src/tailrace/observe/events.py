@@ -78,12 +78,14 @@ __all__ = [
     "PartitionsAssigned",
     "PartitionsLost",
     "PartitionsRevoked",
+    "PublishDelayed",
     "RebalanceStarted",
     "RecordDeadLettered",
     "RecordDelayed",
     "RecordSkipped",
     "RecordUnmatched",
     "RecordUnreadable",
+    "RecordsAbandoned",
     "ReplayTopicMissing",
     "SessionExpired",
     "ShutdownTimedOut",
@@ -628,6 +630,25 @@ class OffsetMapDropped(Event):
     offset: int
     """Committed offset."""
     reason: str
+
+
+# ---- Producers -------------------------------------------------------------------------------------------------
+
+
+class PublishDelayed(Event):
+    """A record to publish has waited for the partitions of its topic for a second."""
+
+    level = logging.WARNING
+    topic: str
+    reason: str
+
+
+class RecordsAbandoned(Event):
+    """The event loop ended before a producer was stopped. Its unacknowledged records failed, and may be stored."""
+
+    level = logging.WARNING
+    records: int
+    """Number of unacknowledged records."""
 
 
 # ---- Transactions ----------------------------------------------------------------------------------------------

@@ -9,18 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
-from tailrace.observe.statistics import AppStatistics, ConsumerStatistics, Durations, PoolStatistics
+from tailrace.observe.statistics import (
+    AppStatistics,
+    ConsumerStatistics,
+    Durations,
+    PoolStatistics,
+    ProducerStatistics,
+)
 
 __all__ = ["LABELS", "METRICS", "Kind", "MetricDefinition", "Sample", "Statistics", "Subject", "samples"]
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram", "info"]
-Subject: TypeAlias = Literal["handler", "group", "partition", "consumer", "app", "worker"]
+Subject: TypeAlias = Literal["handler", "group", "partition", "consumer", "producer", "app", "worker"]
 
 LABELS: dict[Subject, dict[str, str]] = {
     "handler": {"group": "group_id", "handler": "handler"},
     "group": {"group": "group_id"},
     "partition": {"group": "group_id", "topic": "topic", "partition": "partition"},
     "consumer": {"group": "group_id", "client_id": "client_id"},
+    "producer": {"client_id": "client_id"},
     "app": {},
     "worker": {"worker": "worker"},
 }
@@ -337,6 +344,79 @@ METRICS = (
         "Implementations in use: `decoder` is compiled or python, `checksum` is hardware or software; either may be"
         " unknown",
     ),
+    # ---- producers
+    MetricDefinition(
+        "producer",
+        "tailrace_producer_buffered_records",
+        "gauge",
+        "records",
+        "buffered_records",
+        "Records that are not acknowledged",
+    ),
+    MetricDefinition(
+        "producer",
+        "tailrace_producer_buffered_bytes",
+        "gauge",
+        "bytes",
+        "buffered_bytes",
+        "Size of the unacknowledged records before compression; from `buffer_memory` on, calls wait",
+    ),
+    MetricDefinition(
+        "producer",
+        "tailrace_producer_waiting_records",
+        "gauge",
+        "records",
+        "waiting_records",
+        "Records that wait for memory",
+    ),
+    MetricDefinition(
+        "producer",
+        "tailrace_producer_requests_in_flight",
+        "gauge",
+        "requests",
+        "requests_in_flight",
+        "Produce requests that are not answered",
+    ),
+    MetricDefinition(
+        "producer",
+        "tailrace_producer_records_total",
+        "counter",
+        "records",
+        "published_records",
+        "Records that were acknowledged",
+    ),
+    MetricDefinition(
+        "producer",
+        "tailrace_producer_bytes_total",
+        "counter",
+        "bytes",
+        "published_bytes",
+        "Size of the acknowledged batches, after compression",
+    ),
+    MetricDefinition(
+        "producer",
+        "tailrace_producer_failures_total",
+        "counter",
+        "records",
+        "failed_records",
+        "Records that were refused or not acknowledged in time",
+    ),
+    MetricDefinition(
+        "producer",
+        "tailrace_producer_retries_total",
+        "counter",
+        "batches",
+        "retried_batches",
+        "Repeated attempts to send a batch",
+    ),
+    MetricDefinition(
+        "producer",
+        "tailrace_producer_request_duration_seconds",
+        "histogram",
+        "seconds",
+        "requests",
+        "Durations of Produce requests until the answer",
+    ),
     # ---- the process of an app
     MetricDefinition(
         "app",
@@ -382,7 +462,7 @@ METRICS = (
 
 # ---- samples ---------------------------------------------------------------------------------------------------------
 
-Statistics: TypeAlias = AppStatistics | ConsumerStatistics | PoolStatistics
+Statistics: TypeAlias = AppStatistics | ConsumerStatistics | PoolStatistics | ProducerStatistics
 
 _METRICS_BY_SUBJECT = {subject: tuple(one for one in METRICS if one.subject == subject) for subject in LABELS}
 
@@ -439,17 +519,23 @@ def _samples(found: Statistics) -> Iterator[Sample]:
                 for one in () if statistics is None else _samples(statistics):
                     yield one._replace(labels={"worker": str(worker), **one.labels})
         case AppStatistics():
-            yield from _samples_of("app", found)
-            for handler in found.handlers:
-                yield from _samples_of("handler", handler)
-            for group in found.groups:
-                yield from _samples_of("group", group)
-            for consumer in found.consumers:
-                yield from _samples(consumer)
+            yield from _samples_of_app(found)
         case ConsumerStatistics():
             yield from _samples_of("consumer", found)
             for partition in found.partitions:
                 yield from _samples_of("partition", partition, group=found.group_id or "")
+        case ProducerStatistics():
+            yield from _samples_of("producer", found)
+
+
+def _samples_of_app(found: AppStatistics) -> Iterator[Sample]:
+    yield from _samples_of("app", found)
+    for handler in found.handlers:
+        yield from _samples_of("handler", handler)
+    for group in found.groups:
+        yield from _samples_of("group", group)
+    for consumer in found.consumers:
+        yield from _samples(consumer)
 
 
 def _samples_of(subject: Subject, found: object, **known: str) -> Iterator[Sample]:

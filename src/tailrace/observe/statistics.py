@@ -1,4 +1,4 @@
-"""Statistics of apps, handlers, consumers and worker pools, as immutable snapshots.
+"""Statistics of apps, handlers, consumers, producers and worker pools, as immutable snapshots.
 
 The fields are also metrics; see ``observe.metrics``. Counters begin at 0 when the app or consumer is started.
 """
@@ -19,6 +19,7 @@ __all__ = [
     "HandlerStatistics",
     "PartitionStatistics",
     "PoolStatistics",
+    "ProducerStatistics",
 ]
 
 DURATION_BOUNDS_S = (
@@ -85,6 +86,30 @@ class PartitionStatistics:
     is_paused: bool = False
     is_blocked: bool = False
     """True if the partition waits at a batch that cannot be read (``on_corrupt_batch="pause"``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerStatistics:
+    """Buffer, records and requests of a producer."""
+
+    client_id: str
+    buffered_records: int
+    """Number of records that are not acknowledged."""
+    buffered_bytes: int
+    """Size of these records before compression; from ``buffer_memory`` on, calls wait."""
+    waiting_records: int
+    """Number of records that wait for memory."""
+    requests_in_flight: int
+    published_records: int = 0
+    """Number of acknowledged records; with ``acks=0``, of records that were sent."""
+    published_bytes: int = 0
+    """Size of the batches of these records, after compression."""
+    failed_records: int = 0
+    """Number of records that were added to a batch, and refused or not acknowledged in time."""
+    retried_batches: int = 0
+    """Number of repeated attempts to send a batch."""
+    requests: Durations = field(default_factory=Durations)
+    """Durations of Produce requests until the broker's answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

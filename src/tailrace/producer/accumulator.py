@@ -150,6 +150,8 @@ class DeliveredBatch(NamedTuple):
     batch: PendingBatch
     base_offset: int
     """Offset of the first record; -1 if the broker no longer knows the offset."""
+    append_time_ms: int = -1
+    """Time of the broker that is the timestamp of the records; -1 if they have their own."""
 
 
 class FailedBatch(NamedTuple):
@@ -283,6 +285,8 @@ class ProducerSettings:
     backoff: Backoff
     max_request_bytes: int = 1_048_576
     """Size from which on no batch is added to a request."""
+    acks: int = -1
+    """Replicas that must have a batch before the broker answers: -1 for all, 1 for the leader; with 0, no answer."""
 
 
 class BatchAnswer(NamedTuple):
@@ -295,6 +299,8 @@ class BatchAnswer(NamedTuple):
     """Error message of the broker; empty if there is none."""
     refused_records: Sequence[int] = ()
     """Indices of the records that the broker named as the cause; empty if it named none."""
+    append_time_ms: int = -1
+    """Time of the broker that is the timestamp of the records; -1 if they have their own."""
 
 
 class RecordAccumulator:
@@ -311,6 +317,7 @@ class RecordAccumulator:
     Attributes:
         producer: newest producer id; ``ProducerId()`` without idempotence.
         buffered_bytes: size of the undelivered records.
+        retries: number of batches that were sent again.
         is_flushing: True while batches are sent without waiting for more records.
         needs_leaders: True if the leader of a partition has to be looked up; reset by the caller.
     """
@@ -330,6 +337,7 @@ class RecordAccumulator:
         self._forget_at = 0.0
         self.producer = ProducerId()
         self.buffered_bytes = 0
+        self.retries = 0
         self.is_flushing = self.needs_leaders = False
 
     def __repr__(self) -> str:
@@ -481,8 +489,9 @@ class RecordAccumulator:
             case ProduceReaction.STORED:
                 queue.remove_stored(batch, now)
                 self._last_errors.pop(batch.partition, None)
-                return self._outcomes(queue, [DeliveredBatch(batch, answer.base_offset)])
+                return self._outcomes(queue, [DeliveredBatch(batch, answer.base_offset, answer.append_time_ms)])
             case ProduceReaction.RETRY | ProduceReaction.LOOK_UP:
+                self.retries += 1
                 # The leader may have stored the batch before it gave up waiting for the replicas.
                 batch.is_uncertain = True
                 self.needs_leaders |= reaction is ProduceReaction.LOOK_UP
@@ -518,6 +527,7 @@ class RecordAccumulator:
         ``was_sent`` is False if no byte of the request was written.
         """
         queue = self._queues[batch.partition]
+        self.retries += was_sent
         self._last_errors[batch.partition] = reason
         batch.is_uncertain |= was_sent
         self.needs_leaders = True

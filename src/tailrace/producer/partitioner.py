@@ -1,16 +1,18 @@
 """Choice of the partition of a record for which the user names no partition. Pure: no clock, IO or logging.
 
-A key determines the partition with murmur2, as in the Java client, so that both clients write the records of a key to
-the same partition. Records without a key go to one partition until a batch of that partition is sent
-(KIP-480), because few large batches are cheaper than many small batches.
+A key determines the partition: by default with murmur2, as in the Java client, so that both clients write the records
+of a key to the same partition; or with CRC-32, as in librdkafka. Records without a key go to one partition until a
+batch of that partition is sent (KIP-480), because few large batches are cheaper than many small batches.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable, Mapping
 
 from tailrace.core.cluster_metadata import Leadership
+from tailrace.errors import PublishError
 
 __all__ = ["Partitioner", "murmur2", "partition_of"]
 
@@ -42,10 +44,11 @@ class Partitioner:
 
     Args:
         chance: returns a number in [0, 1).
+        partitioning: option ``partitioner``.
     """
 
-    def __init__(self, chance: Callable[[], float]) -> None:
-        self._chance = chance
+    def __init__(self, chance: Callable[[], float], partitioning: str | Callable[..., int] = "murmur2") -> None:
+        self._chance, self._partitioning = chance, partitioning
         self._current: dict[str, int] = {}
 
     def choose(self, topic: str, key: bytes | None, partitions: Mapping[int, Leadership]) -> int:
@@ -53,9 +56,23 @@ class Partitioner:
 
         Records without a key keep their partition until ``change_partition``. A partition without a leader is newly
         chosen for them only if no partition has a leader.
+
+        Raises:
+            PublishError: the user's function has raised, or has returned no partition of the topic.
         """
-        if key is not None:
-            return partition_of(key, len(partitions))
+        match self._partitioning:
+            case "murmur2":
+                if key is not None:
+                    return partition_of(key, len(partitions))
+            case "consistent_random":
+                if key:
+                    return zlib.crc32(key) % len(partitions)
+            case "sticky":
+                pass
+            case str(name):
+                raise AssertionError(f"unknown partitioner {name!r}")
+            case function:
+                return _chosen_by(function, topic, key, partitions)
         current = self._current.get(topic)
         if current is None or current not in partitions:
             choices = [number for number, one in partitions.items() if one.leader_id >= 0] or list(partitions)
@@ -68,3 +85,16 @@ class Partitioner:
             self._current.clear()
         else:
             self._current.pop(topic, None)
+
+
+def _chosen_by(
+    function: Callable[..., int], topic: str, key: bytes | None, partitions: Mapping[int, Leadership]
+) -> int:
+    every = sorted(partitions)
+    try:
+        chosen = function(key, every, [number for number in every if partitions[number].leader_id >= 0])
+    except Exception as error:
+        raise PublishError(f"{topic}: partitioner raised {error!r}") from error
+    if chosen not in partitions:
+        raise PublishError(f"{topic}: partitioner returned {chosen!r}, which is not one of {every}")
+    return chosen

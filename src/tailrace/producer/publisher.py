@@ -31,11 +31,20 @@ class OutgoingRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class Published(NamedTuple):
-    """Partition and offset of a record that was stored."""
+    """Place of a record that was stored."""
 
-    partition: TopicPartition
+    topic: str
+    partition: int
+    """Number of the partition."""
     offset: int
-    """Offset of the record; -1 if the broker no longer knows it."""
+    """Offset of the record; -1 with ``acks=0``, and if the broker no longer knows the offset."""
+    timestamp: int = -1
+    """Time in milliseconds since 1970 of the record; the broker's time if the topic has ``LogAppendTime``."""
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """Topic and number of the partition."""
+        return TopicPartition(self.topic, self.partition)
 
 
 class Publisher(Protocol):

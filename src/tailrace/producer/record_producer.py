@@ -6,20 +6,25 @@ import asyncio
 import copy
 import random
 from collections.abc import Callable, Iterable
-from functools import partial
 from types import TracebackType
 from typing import Self
 
-from tailrace.batches.batch_writer import COMPRESSIONS, BatchWriter, Compression
-from tailrace.config import ConsumerConfig
-from tailrace.core.backoff import Backoff
+from tailrace.config import ConsumerConfig, ProducerConfig, producer_config
 from tailrace.core.capabilities import ClusterVersions
 from tailrace.error_codes import ErrorCode
-from tailrace.errors import BrokerError, ConfigurationError, ConsumerStateError, PublishError
+from tailrace.errors import BrokerError, ConsumerStateError, PublishError
+from tailrace.net.cluster import Cluster
 from tailrace.observe.events import IdempotenceDisabled
-from tailrace.producer.accumulator import ProducerSettings, RecordAccumulator, idempotence_obstacle
+from tailrace.producer.accumulator import RecordAccumulator, idempotence_obstacle
 from tailrace.producer.publisher import OutgoingRecord, Published
-from tailrace.producer.runtime import PartitionResolver, ProducerRuntime, new_cluster
+from tailrace.producer.runtime import (
+    DEFAULT_LOOKUP_S,
+    PartitionResolver,
+    ProducerRuntime,
+    content_of,
+    new_cluster,
+    settings_of,
+)
 from tailrace.producer.sender import RecordSender
 from tailrace.protocol.transactions import PUBLISHING
 from tailrace.values import robust_repr
@@ -40,13 +45,12 @@ class RecordProducer:
     five seconds after an error in its body.
 
     Args:
-        config: brokers, security and timeouts; options for reading are not used.
-        max_batch_bytes: maximum size of a batch, before compression; a larger record is a batch by itself.
-        linger_ms: time in milliseconds for which a batch waits for more records unless it is full.
-        compression: compression codec of the batches.
-        max_buffered_bytes: size of undelivered records, in bytes, from which calls to publish wait.
+        config: options of the producer; or of a consumer, whose brokers, security and timeouts the producer uses.
+        options: options to change.
 
     Attributes:
+        creates_topics: True to let brokers create missing topics.
+        shared_cluster: started cluster to use; None for a cluster of its own.
         enable_idempotence: False to publish without idempotence; True to fail the start if a broker does not offer it;
             None for idempotence if all brokers offer it.
         check_versions: called at the start with the versions that the brokers offer; may raise an error, which fails
@@ -56,36 +60,16 @@ class RecordProducer:
         ConfigurationError: an option is invalid, or a TLS file cannot be read.
     """
 
-    def __init__(
-        self,
-        config: ConsumerConfig,
-        *,
-        max_batch_bytes: int = 262_144,
-        linger_ms: int = 0,
-        compression: Compression = "none",
-        max_buffered_bytes: int = 33_554_432,
-    ) -> None:
-        for name, value, least in (
-            ("max_batch_bytes", max_batch_bytes, 1),
-            ("linger_ms", linger_ms, 0),
-            ("max_buffered_bytes", max_buffered_bytes, 1),
-        ):
-            if value < least:
-                raise ConfigurationError(f"{name} must be at least {least}, not {value}")
-        if compression not in COMPRESSIONS:
-            raise ConfigurationError(f"compression must be one of {', '.join(COMPRESSIONS)}, not {compression!r}")
-        self._config = config
-        self._timeout_s = config.default_api_timeout_ms / 1000
-        self._settings = ProducerSettings(
-            linger_ms / 1000,
-            self._timeout_s,
-            max_buffered_bytes,
-            Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms),
-        )
-        self._new_content = partial(BatchWriter, max_batch_bytes, compression, is_transactional=False)
+    def __init__(self, config: ConsumerConfig | ProducerConfig, **options: object) -> None:
+        self._config: ProducerConfig = producer_config(config, **options)
+        self._timeout_s = self._config.delivery_timeout_ms / 1000
+        self._max_block_s = self._config.max_block_ms / 1000
+        self._settings = settings_of(self._config)
         self._running: ProducerRuntime | None = None
-        self.enable_idempotence: bool | None = None
+        self.enable_idempotence: bool | None = self._config.enable_idempotence if self._config.acks == "all" else False
         self.check_versions: Callable[[ClusterVersions], None] = lambda _versions: None
+        self.creates_topics: bool = False
+        self.shared_cluster: Cluster | None = None
 
     @robust_repr
     def __repr__(self) -> str:
@@ -110,27 +94,33 @@ class RecordProducer:
             raise ConsumerStateError("this producer is started already")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.start_timeout_ms / 1000
-        cluster = new_cluster(self._config)
+        cluster = self.shared_cluster or new_cluster(self._config)
         try:
-            await cluster.reach(deadline - loop.time())
+            if self.shared_cluster is None:
+                await cluster.reach(deadline - loop.time())
             versions = await cluster.versions()
             self.check_versions(versions)
             versions.check(PUBLISHING)
-            accumulator = RecordAccumulator(self._settings, self._new_content, random.random)
+            accumulator = RecordAccumulator(self._settings, content_of(self._config), random.random)
             sender = RecordSender(cluster, accumulator, self._settings)
             if obstacle := idempotence_obstacle(versions, asked=self.enable_idempotence):
-                cluster.observer.emit(IdempotenceDisabled(obstacle, _WITHOUT_IDEMPOTENCE))
+                if self._config.acks == "all":
+                    cluster.observer.emit(IdempotenceDisabled(obstacle, _WITHOUT_IDEMPOTENCE))
             else:
                 await sender.initialize(max(deadline - loop.time(), 1.0))
         except BaseException as error:
-            cluster.close()
+            if self.shared_cluster is None:
+                cluster.close()
             if isinstance(error, BrokerError):
                 raise PublishError(f"the brokers gave no producer id: {error}{_advice(error)}") from error
             raise
-        # The look-up of a topic that does not exist fails after ``request_timeout_ms``, if it is the shorter time.
-        lookup_timeout_s = min(self._timeout_s, self._config.request_timeout_ms / 1000)
-        resolver = PartitionResolver(cluster, lookup_timeout_s)
-        self._running = ProducerRuntime(cluster, sender, resolver, self._timeout_s)
+        # The look-up of a topic fails after ``request_timeout_ms``, if it is the shorter time.
+        lookup_timeout_s = min(self._max_block_s or DEFAULT_LOOKUP_S, self._config.request_timeout_ms / 1000)
+        resolver = PartitionResolver(
+            cluster, lookup_timeout_s, self._config.partitioner, creates_topics=self.creates_topics
+        )
+        self._running = ProducerRuntime(cluster, sender, resolver, self._max_block_s or DEFAULT_LOOKUP_S)
+        self._running.owns_cluster = self.shared_cluster is None
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Wait until all records are acknowledged, for at most ``timeout_s`` seconds, and close the connections.
@@ -168,12 +158,12 @@ class RecordProducer:
 
         Records of concurrent calls share batches; those of one partition are stored in the order of the calls. If the
         broker refuses a record, the other records of its batch are stored. A call that is canceled while it waits for
-        metadata or for ``max_buffered_bytes`` publishes nothing; if it is canceled later, the record is published
+        metadata or for ``buffer_memory`` publishes nothing; if it is canceled later, the record is published
         nevertheless.
 
         Raises:
             PublishTooLargeError: the record is larger than the topic allows.
-            PublishError: the record was refused, or was not acknowledged within ``default_api_timeout_ms``; in the
+            PublishError: the record was refused, or was not acknowledged within ``delivery_timeout_ms``; in the
                 second case, the record may be stored nevertheless.
         """
         return await (await self.send(record))
@@ -181,22 +171,45 @@ class RecordProducer:
     async def send(self, record: OutgoingRecord) -> asyncio.Future[Published]:
         """Add one record to a batch, as ``publish`` does, and return the future of its partition and offset.
 
-        The call waits while ``max_buffered_bytes`` of records are undelivered. The offset is -1 in the rare case that
+        The call waits while ``buffer_memory`` of records are undelivered. The offset is -1 in the rare case that
         an earlier attempt has stored the record and the broker no longer knows its offset.
 
         Raises:
             PublishError: the topic or partition is not found in ``request_timeout_ms``, the record cannot be encoded,
-                or ``max_buffered_bytes`` were undelivered for ``default_api_timeout_ms``.
+                or ``buffer_memory`` were undelivered for ``delivery_timeout_ms``.
         """
         running = self._started()
         loop = running.loop
         deadline = loop.time() + self._timeout_s
+        until = loop.time() + self._max_block_s
         topic_partition = running.resolver.resolve_known(record.topic, record.key, record.partition)
         if topic_partition is None:
             topic_partition = await running.resolve(record.topic, record.key, record.partition)
         future: asyncio.Future[Published] = loop.create_future()
-        await running.sender.append(topic_partition, record, future, deadline)
+        await running.sender.append(topic_partition, record, future, deadline, until)
         return future
+
+    def send_now(self, record: OutgoingRecord) -> tuple[asyncio.Future[Published], bool] | None:
+        """Add a record to a batch as ``send`` does, if no wait for metadata or memory is necessary.
+
+        Returns:
+            The future, and True if a batch was filled, so that the caller should let it be sent; None if the record was
+            not added, so that ``send`` must be called.
+        """
+        running = self._started()
+        sender = running.sender
+        topic_partition = running.resolver.resolve_known(record.topic, record.key, record.partition)
+        if topic_partition is None or sender.is_full:
+            return None
+        loop = running.loop
+        future: asyncio.Future[Published] = loop.create_future()
+        now = loop.time()
+        return future, sender.append_now(topic_partition, record, future, now, now + self._timeout_s)
+
+    @property
+    def running(self) -> ProducerRuntime:
+        """Parts of the started producer."""
+        return self._started()
 
     async def publish_many(
         self, topic: str, partition: int, records: Iterable[tuple[bytes | None, bytes | None]]
@@ -207,7 +220,7 @@ class RecordProducer:
 
         Raises:
             PublishError: a record of an earlier call was not stored, the partition does not exist, a record cannot be
-                encoded, or ``max_buffered_bytes`` were undelivered for ``default_api_timeout_ms``.
+                encoded, or ``buffer_memory`` were undelivered for ``delivery_timeout_ms``.
         """
         running = self._started()
         if running.sender.first_error is not None:
@@ -215,13 +228,14 @@ class RecordProducer:
         topic_partition = await running.resolve(topic, None, partition)
         for key, value in records:
             record = OutgoingRecord(topic, value, key)
-            await running.sender.append(topic_partition, record, None, running.loop.time() + self._timeout_s)
+            now = running.loop.time()
+            await running.sender.append(topic_partition, record, None, now + self._timeout_s, now + self._max_block_s)
 
     async def flush(self) -> None:
         """Wait until all records published before this call are acknowledged or have failed.
 
         Raises:
-            PublishError: a record of ``publish_many`` was refused, or not acknowledged in ``default_api_timeout_ms``.
+            PublishError: a record of ``publish_many`` was refused, or not acknowledged in ``delivery_timeout_ms``.
         """
         running = self._started()
         await running.flush()

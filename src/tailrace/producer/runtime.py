@@ -4,26 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
+import difflib
 import random
-from collections.abc import Callable, Coroutine, Mapping
-from typing import cast
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from functools import partial
+from typing import Any, TypeVar, cast
 
-from tailrace.config import ConsumerConfig
+from tailrace.batches.batch_writer import BatchWriter
+from tailrace.config import ClientConfig, ConsumerConfig, Partitioning, ProducerConfig
+from tailrace.core.backoff import Backoff
 from tailrace.core.cluster_metadata import Leadership, topic_name_fault
-from tailrace.error_codes import ErrorCode
+from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import BrokerConnectionError, BrokerError, PublishError, TailraceError, broker_error
 from tailrace.net.cluster import Cluster
+from tailrace.observe.events import PublishDelayed, RecordsAbandoned
 from tailrace.observe.hooks import Hook, Observer
+from tailrace.producer.accumulator import ProducerSettings
 from tailrace.producer.partitioner import Partitioner
 from tailrace.producer.sender import RecordSender
+from tailrace.protocol.metadata import MetadataRequest, MetadataTopic
 from tailrace.records import TopicPartition
 
-__all__ = ["PartitionResolver", "ProducerRuntime", "new_cluster"]
+__all__ = ["DEFAULT_LOOKUP_S", "PartitionResolver", "ProducerRuntime", "content_of", "new_cluster", "settings_of"]
+
+ResultT = TypeVar("ResultT")
 
 # ---- partitions of the records to publish: given by the caller, or chosen by the partitioner -------------------------
 
-_TOPIC_GRACE_S = 5.0
-"""Default of ``PartitionResolver.timeout_s``."""
+DEFAULT_LOOKUP_S = 5.0
+"""Default of ``PartitionResolver.timeout_s``, and limit with ``max_block_ms=0``."""
+_MISSING_AFTER_S = 2.0
+"""Seconds from which an answer that the topic is unknown ends a look-up: a new topic may not be known everywhere."""
+_REPORTED_AFTER_S = 1.0
+"""Seconds after which PublishDelayed reports a look-up."""
+_SIMILARITY = 0.7
+"""Minimum similarity of topic names, between 0 and 1, for a hint."""
 
 
 class PartitionResolver:
@@ -32,12 +48,22 @@ class PartitionResolver:
     Args:
         cluster: source of metadata.
         timeout_s: maximum time of a look-up in seconds; five seconds if None. A look-up waits for a topic that does not
-            exist yet, but not for a partition.
+            exist yet for two seconds, and not for a partition.
+        partitioning: option ``partitioner``.
+        creates_topics: True to let brokers create missing topics, if their ``auto.create.topics.enable`` is set.
     """
 
-    def __init__(self, cluster: Cluster, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        timeout_s: float | None = None,
+        partitioning: Partitioning = "murmur2",
+        *,
+        creates_topics: bool = False,
+    ) -> None:
         self._cluster, self._timeout_s = cluster, timeout_s
-        self._partitioner = Partitioner(random.random)
+        self._partitioner = Partitioner(random.random, partitioning)
+        self._creates_topics = creates_topics
         self._topics: dict[str, _Partitions] = {}
         self._lookups: dict[str, _Lookup] = {}
 
@@ -58,15 +84,30 @@ class PartitionResolver:
         """
         if (topic_partition := self.resolve_known(topic, key, partition)) is not None:
             return topic_partition
-        if topic not in self._topics:
-            self._topics[topic] = _Partitions(topic)
-            self._cluster.watch(self, self._topics)
+        self._watch(topic)
         # A partition that is not in the metadata may have been added since the last refresh.
         partitions = await self._look_up(topic, partition)
         if partition is not None and partition not in partitions:
             raise PublishError(f"{topic} has no partition {partition} - its partitions are 0 to {len(partitions) - 1}")
         chosen = self._partitioner.choose(topic, key, partitions) if partition is None else partition
         return TopicPartition(topic, chosen)
+
+    async def partitions_of(self, topic: str) -> Collection[int]:
+        """Return the numbers of a topic's partitions.
+
+        Raises:
+            PublishError: the topic does not exist.
+        """
+        known = self._cluster.topology.topics.get(topic)
+        if topic in self._topics and known is not None and known.partitions:
+            return known.partitions
+        self._watch(topic)
+        return await self._look_up(topic, None)
+
+    def _watch(self, topic: str) -> None:
+        if topic not in self._topics:
+            self._topics[topic] = _Partitions(topic)
+            self._cluster.watch(self, self._topics)
 
     def change_partition(self, topic: str | None = None) -> None:
         """Let the next record without a key get another partition, in ``topic`` or in all topics if None."""
@@ -86,29 +127,61 @@ class PartitionResolver:
             if known is not None and known.partitions and (partition is None or partition in known.partitions):
                 return known.partitions
         lookup = self._lookups[topic] = _Lookup()
+        loop = asyncio.get_running_loop()
+        lookup.missing_at = loop.time() + _MISSING_AFTER_S
+        reminder = loop.call_later(_REPORTED_AFTER_S, self._report_delay, topic)
         try:
             return await self._cluster.retrying(
-                lambda: self._fetch_partitions(topic),
-                timeout_s=_TOPIC_GRACE_S if self._timeout_s is None else self._timeout_s,
+                lambda: self._fetch_partitions(topic, lookup.missing_at),
+                timeout_s=DEFAULT_LOOKUP_S if self._timeout_s is None else self._timeout_s,
                 what=f"finding topic {topic!r}",
             )
         except (BrokerError, BrokerConnectionError) as error:
             self._topics.pop(topic, None)
             self._cluster.watch(self, self._topics)
             lookup.error = PublishError(str(error))
-            raise lookup.error from error
+            raise lookup.error from None
+        except PublishError as error:
+            self._topics.pop(topic, None)
+            self._cluster.watch(self, self._topics)
+            lookup.error = error
+            raise
         finally:
+            reminder.cancel()
             del self._lookups[topic]
             lookup.has_ended.set()
 
-    async def _fetch_partitions(self, topic: str) -> Mapping[int, Leadership]:
+    def _report_delay(self, topic: str) -> None:
+        code = self._cluster.topology.errors.get(topic)
+        answer = "no broker has answered yet" if code is None else f"the brokers answer {name_of(code)}"
+        _observer(self._cluster.config).emit(PublishDelayed(topic, answer))
+
+    async def _fetch_partitions(self, topic: str, missing_at: float) -> Mapping[int, Leadership]:
         await self._cluster.refresh()
         topology = self._cluster.topology
         known = topology.topics.get(topic)
-        if known is None or not known.partitions:
-            code = topology.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            raise broker_error(code, topic, permission="WRITE")
-        return known.partitions
+        if known is not None and known.partitions:
+            return known.partitions
+        code = topology.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            if asyncio.get_running_loop().time() >= missing_at:
+                raise await self._missing(topic)
+            if self._creates_topics:
+                await self._cluster.send_to_any(MetadataRequest((MetadataTopic(topic),), True))
+        raise broker_error(code, topic, permission="WRITE")
+
+    async def _missing(self, topic: str) -> PublishError:
+        """Return the error of a topic that the brokers do not know, with the name of a similar topic."""
+        try:
+            everything = await self._cluster.send_to_any(MetadataRequest(None))
+        except (BrokerError, BrokerConnectionError):
+            names: list[str] = []
+        else:
+            names = [one.name for one in everything.topics if one.name and not one.is_internal]
+        close = difflib.get_close_matches(topic, names, n=1, cutoff=_SIMILARITY)
+        hint = f"did you mean {close[0]!r}?" if close else "create the topic"
+        created = ", and the brokers do not create it" if self._creates_topics else ""
+        return PublishError(f"{topic}: the topic does not exist{created} - {hint}")
 
 
 class _Partitions(dict[int, TopicPartition]):
@@ -128,11 +201,13 @@ class _Lookup:
 
     Attributes:
         has_ended: event that is set at the end of the look-up.
+        missing_at: time from which an answer that the topic is unknown is final.
         error: error of the look-up; None if it succeeds.
     """
 
     def __init__(self) -> None:
         self.has_ended = asyncio.Event()
+        self.missing_at = 0.0
         self.error: TailraceError | None = None
 
 
@@ -142,16 +217,44 @@ _GRACE_S = 1.0
 """Seconds by which a call outlasts its look-up, so that the look-up fails first, with a more detailed error."""
 
 
-def new_cluster(config: ConsumerConfig) -> Cluster:
+def new_cluster(config: ProducerConfig) -> Cluster:
     """Create a cluster that emits its events to the hooks of ``config``."""
-    return Cluster(config, Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id))
+    shared = {field.name: getattr(config, field.name) for field in dataclasses.fields(ClientConfig)}
+    return Cluster(ConsumerConfig(**shared), _observer(config))
+
+
+def _observer(config: ClientConfig) -> Observer:
+    return Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
+
+
+def settings_of(config: ProducerConfig) -> ProducerSettings:
+    """Return the limits of a producer."""
+    return ProducerSettings(
+        config.linger_ms / 1000,
+        config.delivery_timeout_ms / 1000,
+        config.buffer_memory,
+        Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms),
+        config.max_request_size,
+        -1 if config.acks == "all" else config.acks,
+    )
+
+
+def content_of(config: ProducerConfig) -> Callable[[], BatchWriter]:
+    """Return a function that creates the content of a batch."""
+    return partial(
+        BatchWriter,
+        config.max_batch_size,
+        config.compression_type,
+        config.compression_level,
+        is_transactional=config.transactional_id is not None,
+    )
 
 
 class ProducerRuntime:
     """Parts of a producer from its start until it is closed, and the task that sends its records.
 
     Args:
-        cluster: connections to the brokers, which ``end`` closes.
+        cluster: connections to the brokers.
         sender: sender of the records.
         resolver: resolver of partitions.
         timeout_s: maximum time in seconds for which a record waits for metadata.
@@ -159,6 +262,7 @@ class ProducerRuntime:
 
     Attributes:
         is_closed: True once ``end`` was called.
+        owns_cluster: True if ``end`` closes the cluster; False for a shared cluster.
         loop: event loop.
         sender: sender of the records.
         resolver: resolver of partitions.
@@ -177,7 +281,7 @@ class ProducerRuntime:
         self._cluster, self._timeout_s = cluster, timeout_s
         self._timeouts: set[asyncio.Timeout] = set()
         """Timeouts of the calls that wait for metadata."""
-        self.is_closed = False
+        self.is_closed, self.owns_cluster = False, True
         sender.on_batch = resolver.change_partition
         self._task = asyncio.create_task(sender.run(*background), name="tailrace producer")
         self._task.add_done_callback(self._report_failure)
@@ -188,14 +292,26 @@ class ProducerRuntime:
         Raises:
             PublishError: the topic or partition does not exist, no metadata came in time, or the producer was closed.
         """
+        return await self._within_limit(topic, self.resolver.resolve(topic, key, partition))
+
+    async def partitions_of(self, topic: str) -> Collection[int]:
+        """Return the numbers of a topic's partitions; look up the topic if necessary.
+
+        Raises:
+            PublishError: see ``resolve``.
+        """
+        return await self._within_limit(topic, self.resolver.partitions_of(topic))
+
+    async def _within_limit(self, topic: str, look_up: Coroutine[Any, Any, ResultT]) -> ResultT:
         # No caller should wait for a topic that cannot exist.
         if fault := topic_name_fault(topic):
+            look_up.close()
             raise PublishError(f"{topic!r} is not a legal topic name: {fault}")
         limit = asyncio.timeout(self._timeout_s + _GRACE_S)
         self._timeouts.add(limit)
         try:
             async with limit:
-                return await self.resolver.resolve(topic, key, partition)
+                return await look_up
         except TimeoutError:
             if self.is_closed:
                 raise PublishError(f"{topic}: the producer was closed before the record was sent") from None
@@ -219,8 +335,13 @@ class ProducerRuntime:
         try:
             await asyncio.wait({self._task})
         finally:
-            self._cluster.close()
+            if self.owns_cluster:
+                self._cluster.close()
+            else:
+                self._cluster.unwatch(self.resolver)
 
     def _report_failure(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() and not self.is_closed and self.sender.abandoned:
+            _observer(self._cluster.config).emit(RecordsAbandoned(self.sender.abandoned))
         if not task.cancelled() and (error := task.exception()) is not None:
             self.loop.call_exception_handler({"message": "a producer has failed", "exception": error, "task": task})

@@ -13,8 +13,11 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import NamedTuple, NoReturn, cast
 
 from tailrace.batches.batch_writer import BatchWriter
+from tailrace.core.metrics import DurationMeter
+from tailrace.error_codes import ErrorCode
 from tailrace.errors import (
     AuthenticationError,
+    BufferFullError,
     ConfigurationError,
     MalformedMessageError,
     PublishError,
@@ -25,6 +28,7 @@ from tailrace.errors import (
 from tailrace.net.broker import Channel, ChannelKey
 from tailrace.net.cluster import Cluster, MetadataRefresher
 from tailrace.net.connection import Connection
+from tailrace.observe.statistics import ProducerStatistics
 from tailrace.producer.accumulator import (
     MAX_IN_FLIGHT,
     Appended,
@@ -43,7 +47,6 @@ from tailrace.records import TopicPartition
 
 __all__ = ["RecordSender"]
 
-_ALL_REPLICAS = -1
 _NO_TRANSACTION_MS = -1
 _PERMANENT_ERRORS = (AuthenticationError, UnsupportedVersionError, ConfigurationError)
 _RECORDS = ChannelKey(Channel.MAIN, "records")
@@ -51,13 +54,15 @@ _RECORDS = ChannelKey(Channel.MAIN, "records")
 
 
 class _WaitingRecord(NamedTuple):
-    """Record that waits while ``max_buffered_bytes`` are undelivered; it is then appended to a batch."""
+    """Record that waits while ``buffer_memory`` is undelivered; it is then appended to a batch."""
 
     partition: TopicPartition
     record: OutgoingRecord
     ticket: asyncio.Future[Published] | None
     deadline: float
     """Time by the event loop's clock at which the record fails."""
+    until: float
+    """Time at which the record no longer waits for memory."""
     appended: asyncio.Future[None]
     """Future that completes when the record is appended to a batch."""
 
@@ -76,6 +81,7 @@ class RecordSender:
         on_batch: called with the topic of a batch when the batch is sent or full.
         on_progress: called each time the sender has checked for batches to send, for example after a response.
         first_error: error of the first failed record without a ticket; None if there is none.
+        abandoned: number of records that were not acknowledged when the sender ended.
         end_cause: error that later calls of ``append`` raise after the sender has ended; None before.
     """
 
@@ -90,7 +96,7 @@ class RecordSender:
         self._transactional_id = transactional_id
         self._loop = asyncio.get_running_loop()
         self._refresher = MetadataRefresher(cluster, self.wake)
-        self._request_timeout_s = cluster.config.request_timeout_ms / 1000
+        self._request_timeout_s = min(cluster.config.request_timeout_ms / 1000, settings.delivery_timeout_s)
         self._permanent_error_pause_s = 1.2 * cluster.config.reconnect_backoff_max_ms / 1000
         self._connections: dict[int, Connection] = {}
         self._waiting: deque[_WaitingRecord] = deque()
@@ -105,6 +111,8 @@ class RecordSender:
         self.on_progress: Callable[[], None] = lambda: None
         self.first_error: TailraceError | None = None
         self.end_cause: TailraceError | None = None
+        self.abandoned = self._published_records = self._published_bytes = self._failed_records = 0
+        self._requests = DurationMeter()
 
     def __repr__(self) -> str:
         return f"<RecordSender {self._accumulator!r}>"
@@ -169,54 +177,85 @@ class RecordSender:
         record: OutgoingRecord,
         ticket: asyncio.Future[Published] | None,
         deadline: float,
+        until: float,
     ) -> None:
-        """Wait until less than ``max_buffered_bytes`` are undelivered, and append a record to a batch of its partition.
+        """Wait until less than ``buffer_memory`` is undelivered, and append a record to a batch of its partition.
 
-        The record fails at ``deadline``, a time by the event loop's clock.
+        The record fails at ``deadline``, and waits for memory until ``until``, both times by the event loop's clock.
 
         Raises:
-            PublishError: the record cannot be encoded, ``max_buffered_bytes`` were undelivered until ``deadline``, or
-                the sender has ended.
+            BufferFullError: ``buffer_memory`` was undelivered until ``until``.
+            PublishError: the record cannot be encoded, or the sender has ended.
+        """
+        if self.is_full:
+            await self._wait_for_memory(
+                _WaitingRecord(topic_partition, record, ticket, deadline, until, self._loop.create_future())
+            )
+        elif self.append_now(topic_partition, record, ticket, self._loop.time(), deadline):
+            # Let the full batch be sent while the caller fills the next batch.
+            await asyncio.sleep(0)
+
+    @property
+    def is_full(self) -> bool:
+        """True if a record has to wait for memory."""
+        return bool(self._waiting) or self._accumulator.is_full
+
+    def append_now(
+        self,
+        topic_partition: TopicPartition,
+        record: OutgoingRecord,
+        ticket: asyncio.Future[Published] | None,
+        now: float,
+        deadline: float,
+    ) -> bool:
+        """Append a record without waiting for memory; return True if a batch was filled, which is to be sent first.
+
+        Raises:
+            PublishError: the record cannot be encoded, or the sender has ended.
         """
         if self.end_cause is not None:
             raise copy.copy(self.end_cause)
-        if self._waiting or self._accumulator.is_full:
-            await self._wait_for_memory(
-                _WaitingRecord(topic_partition, record, ticket, deadline, self._loop.create_future())
-            )
-            return
         try:
-            batch_change = self._accumulator.append(topic_partition, record, ticket, self._loop.time(), deadline)
+            batch_change = self._accumulator.append(topic_partition, record, ticket, now, deadline)
         except MalformedMessageError as error:
             raise PublishError(f"{topic_partition.topic}: {error}") from error
-        if batch_change is not Appended.JOINED:
-            self.wake()
-            if batch_change is Appended.FILLED:
-                self.on_batch(topic_partition.topic)
-                # Let the full batch be sent while the caller fills the next batch.
-                await asyncio.sleep(0)
+        if batch_change is Appended.JOINED:
+            return False
+        self.wake()
+        if batch_change is Appended.FILLED:
+            self.on_batch(topic_partition.topic)
+            return True
+        return False
 
     async def _wait_for_memory(self, waiting: _WaitingRecord) -> None:
+        if self.end_cause is not None:
+            raise copy.copy(self.end_cause)
+        since = self._loop.time()
+        if waiting.until <= since:
+            raise self._full(waiting.record.topic, 0.0)
         self._waiting.append(waiting)
         self.wake()
         try:
-            async with asyncio.timeout_at(waiting.deadline):
+            async with asyncio.timeout_at(min(waiting.until, waiting.deadline)):
                 await waiting.appended
         except TimeoutError:
             if not waiting.appended.cancelled():
                 # The record was appended or refused just before the timeout.
                 waiting.appended.result()
                 return
-            raise PublishError(
-                f"{waiting.record.topic}: the record was not sent, because the undelivered records took up all"
-                f" of max_buffered_bytes for {self._settings.delivery_timeout_s:.0f} s - check that the partitions have"
-                " leaders and enough in-sync replicas, or raise max_buffered_bytes"
-            ) from None
+            raise self._full(waiting.record.topic, self._loop.time() - since) from None
+
+    def _full(self, topic: str, waited_s: float) -> BufferFullError:
+        return BufferFullError(
+            f"{topic}: the record was not sent, because the undelivered records took up all of buffer_memory for"
+            f" {waited_s:.1f} s - check that the partitions have leaders and enough in-sync replicas, or raise"
+            " buffer_memory or max_block_ms"
+        )
 
     def _append_waiting(self) -> None:
-        """Append waiting records until ``max_buffered_bytes`` are undelivered."""
+        """Append waiting records until ``buffer_memory`` is undelivered."""
         while self._waiting and not self._accumulator.is_full:
-            partition, record, ticket, deadline, appended = self._waiting.popleft()
+            partition, record, ticket, deadline, _, appended = self._waiting.popleft()
             if appended.done():
                 continue
             try:
@@ -290,13 +329,18 @@ class RecordSender:
             self._connections[leader] = connection
             request = ProduceRequest(
                 self._transactional_id,
-                _ALL_REPLICAS,
+                self._settings.acks,
                 round(self._request_timeout_s * 1000),
                 tuple(RecordsToProduce(*batch.partition, _content(batch)) for batch in batches),
                 self.transaction_version,
             )
             was_sent = True
+            if not self._settings.acks:
+                await connection.send_only(request, self._request_timeout_s)
+                return self._stored_unseen(batches)
+            since = self._loop.time()
             answer = await connection.send(request, self._request_timeout_s)
+            self._requests.note(self._loop.time() - since)
         except _PERMANENT_ERRORS:
             raise
         except asyncio.CancelledError:
@@ -309,6 +353,12 @@ class RecordSender:
     def _handle_no_answer(self, batches: Iterable[PendingBatch], reason: str, *, was_sent: bool) -> list[Outcome]:
         now = self._loop.time()
         outcomes = (self._accumulator.handle_no_answer(batch, reason, now, was_sent=was_sent) for batch in batches)
+        return list(itertools.chain.from_iterable(outcomes))
+
+    def _stored_unseen(self, batches: Iterable[PendingBatch]) -> list[Outcome]:
+        """Return the outcomes of batches that were sent without acknowledgments."""
+        now = self._loop.time()
+        outcomes = (self._accumulator.handle_answer(batch, BatchAnswer(ErrorCode.NONE), now) for batch in batches)
         return list(itertools.chain.from_iterable(outcomes))
 
     def _handle_answers(self, batches: list[PendingBatch], answers: Sequence[ProducedPartition]) -> list[Outcome]:
@@ -325,7 +375,7 @@ class RecordSender:
             errors = answer.record_errors
             detail = next((one.message for one in errors if one.message), answer.error_message) or ""
             refused = [one.batch_index for one in errors]
-            result = BatchAnswer(answer.error_code, answer.base_offset, detail, refused)
+            result = BatchAnswer(answer.error_code, answer.base_offset, detail, refused, answer.log_append_time_ms)
             outcomes += self._accumulator.handle_answer(batch, result, now)
         return outcomes
 
@@ -336,8 +386,11 @@ class RecordSender:
         for outcome in outcomes:
             tickets = cast("list[asyncio.Future[Published] | None]", outcome.batch.tickets)
             if isinstance(outcome, DeliveredBatch):
-                _complete(tickets, outcome.batch.partition, outcome.base_offset)
+                self._published_records += len(tickets)
+                self._published_bytes += cast("BatchWriter", outcome.batch.content).encoded_size
+                _complete(tickets, outcome)
                 continue
+            self._failed_records += len(tickets)
             for ticket in tickets:
                 if ticket is None:
                     self.first_error = self.first_error or outcome.error
@@ -349,6 +402,21 @@ class RecordSender:
         if outcomes:
             self._append_waiting()
             self._complete_flushes()
+
+    def statistics(self) -> ProducerStatistics:
+        """Return the counters since the start, and the state of the buffer."""
+        return ProducerStatistics(
+            client_id=self._cluster.config.client_id,
+            buffered_records=sum(len(batch.tickets) for batch in self._accumulator.batches()),
+            buffered_bytes=self._accumulator.buffered_bytes,
+            waiting_records=len(self._waiting),
+            requests_in_flight=len(self._writes),
+            published_records=self._published_records,
+            published_bytes=self._published_bytes,
+            failed_records=self._failed_records,
+            retried_batches=self._accumulator.retries,
+            requests=self._requests.durations,
+        )
 
     def _complete_flushes(self) -> None:
         if not self._flushes:
@@ -364,6 +432,7 @@ class RecordSender:
         if self.end_cause is not None:
             return
         self.end_cause = cause
+        self.abandoned = sum(len(batch.tickets) for batch in self._accumulator.batches()) + len(self._waiting)
         for _, flushed in self._flushes:
             if not flushed.done():
                 flushed.set_exception(copy.copy(cause))
@@ -408,11 +477,14 @@ def _content(batch: PendingBatch) -> memoryview:
     return cast("BatchWriter", batch.content).encode(*batch.producer, batch.sequence)
 
 
-def _complete(tickets: Sequence[asyncio.Future[Published] | None], partition: TopicPartition, base_offset: int) -> None:
-    """Complete the tickets of a stored batch; a negative ``base_offset``, for unknown, is the offset of each record."""
-    step = 0 if base_offset < 0 else 1
-    offset = base_offset
-    for ticket in tickets:
+def _complete(tickets: Sequence[asyncio.Future[Published] | None], stored: DeliveredBatch) -> None:
+    """Complete the tickets of a stored batch; a negative base offset, for unknown, is the offset of each record."""
+    (topic, partition), offset, append_time_ms = stored.batch.partition, stored.base_offset, stored.append_time_ms
+    step = 0 if offset < 0 else 1
+    timestamps = cast("BatchWriter", stored.batch.content).timestamps
+    for ticket, timestamp_ms in zip(tickets, timestamps, strict=True):
         if ticket is not None and not ticket.done():
-            ticket.set_result(Published(partition, offset))
+            ticket.set_result(
+                Published(topic, partition, offset, timestamp_ms if append_time_ms < 0 else append_time_ms)
+            )
         offset += step

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import dataclasses
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar, assert_never
 from uuid import UUID
@@ -15,10 +15,8 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from tailrace.awaitables import AutoResetEvent
-from tailrace.batches.batch_writer import COMPRESSIONS, BatchWriter, Compression
-from tailrace.config import ConsumerConfig
+from tailrace.config import ConsumerConfig, ProducerConfig, producer_config
 from tailrace.context_managers import asynccontextmanager
-from tailrace.core.backoff import Backoff
 from tailrace.core.group_requests import Identity
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import (
@@ -38,9 +36,9 @@ from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
 from tailrace.net.connection import Connection
 from tailrace.net.offsets import partitions_of_recreated_topics
-from tailrace.producer.accumulator import ProducerSettings, TransactionAccumulator
+from tailrace.producer.accumulator import TransactionAccumulator
 from tailrace.producer.publisher import OutgoingRecord, Published
-from tailrace.producer.runtime import PartitionResolver, ProducerRuntime, new_cluster
+from tailrace.producer.runtime import PartitionResolver, ProducerRuntime, content_of, new_cluster, settings_of
 from tailrace.producer.sender import RecordSender
 from tailrace.producer.transaction_machine import (
     AbortTransaction,
@@ -101,7 +99,7 @@ from tailrace.protocol.transactions import (
 from tailrace.records import OffsetAndMetadata, TopicPartition
 from tailrace.values import robust_repr
 
-__all__ = ["ABORT_S", "TransactionRequests", "TransactionalProducer", "check_options", "settings_of"]
+__all__ = ["ABORT_S", "TransactionRequests", "TransactionalProducer", "transaction_settings"]
 
 # ---- requests of a transactional producer to coordinators ------------------------------------------------------------
 
@@ -288,39 +286,27 @@ def _event_after_sending(error: TailraceError) -> TransactionEvent:
             return TransactionFailed(error)
 
 
-# ---- options of a transactional producer: checks, and conversion to settings -----------------------------------------
+# ---- settings of a transactional producer, derived from its options --------------------------------------------------
 
 ABORT_S = 5.0
 """Maximum time in seconds for an abort that the user did not call."""
 
 
-def check_options(transactional_id: str, transaction_timeout_ms: int, compression: str, max_batch_bytes: int) -> None:
-    """Check the options.
+def transaction_settings(config: ProducerConfig) -> TransactionSettings:
+    """Return the settings of the producer, derived from its options.
 
     Raises:
-        ConfigurationError: an option is invalid.
+        ConfigurationError: the options have no transactional id.
     """
-    if not transactional_id:
-        raise ConfigurationError("transactional_id must not be empty - give each process a name of its own")
-    for name, value in (
-        ("transaction_timeout_ms", transaction_timeout_ms),
-        ("max_batch_bytes", max_batch_bytes),
-    ):
-        if value < 1:
-            raise ConfigurationError(f"{name} must be at least 1, not {value}")
-    if compression not in COMPRESSIONS:
-        raise ConfigurationError(f"compression must be one of {', '.join(COMPRESSIONS)}, not {compression!r}")
-
-
-def settings_of(config: ConsumerConfig, transactional_id: str, transaction_timeout_ms: int) -> TransactionSettings:
-    """Return the settings of the producer, derived from its options."""
-    timeout_s = transaction_timeout_ms / 1000
+    transactional_id, timeout_s = config.transactional_id, config.transaction_timeout_ms / 1000
+    if transactional_id is None:
+        raise ConfigurationError("transactional_id is missing - give each process a name of its own")
     return TransactionSettings(
         transactional_id,
         transaction_timeout_s=timeout_s,
         # A third of the transaction's timeout leaves time to ask another broker.
         request_timeout_s=min(config.request_timeout_ms / 1000, timeout_s / 3),
-        abort_s=min(ABORT_S, config.default_api_timeout_ms / 1000, timeout_s),
+        abort_s=min(ABORT_S, max(config.max_block_ms, 1) / 1000, timeout_s),
         retry_first_s=config.retry_backoff_ms / 1000,
         retry_longest_s=config.retry_backoff_max_ms / 1000,
     )
@@ -345,38 +331,32 @@ class TransactionalProducer:
     before ``commit`` is called. Records are sent to the brokers before ``commit``, in batches.
 
     Args:
-        config: brokers, security and timeouts; options for reading are not used.
-        transactional_id: name that this process uses at each start, and that no other process uses. ``start`` fences an
-            earlier producer with the same name, and the broker aborts the open transaction of the earlier producer.
-        transaction_timeout_ms: time in milliseconds after which the broker aborts an open transaction.
-        compression: compression codec of the batches.
-        max_batch_bytes: maximum size of a batch, before compression; a larger record is a batch by itself.
-        max_buffered_bytes: size of undelivered records, in bytes, from which ``send`` waits.
+        config: options of the producer; or of a consumer, whose brokers, security, timeouts and group it uses.
+        options: options to change, among them ``transactional_id``, a name that this process uses at each start, and
+            that no other process uses. ``start`` fences an earlier producer with the same name, and the broker aborts
+            the open transaction of the earlier producer.
+
+    Attributes:
+        creates_topics: True to let brokers create missing topics.
+        shared_cluster: started cluster to use; None for a cluster of its own.
 
     Raises:
         ConfigurationError: an option is invalid.
     """
 
-    def __init__(  # noqa: PLR0913 - options
-        self,
-        config: ConsumerConfig,
-        *,
-        transactional_id: str,
-        transaction_timeout_ms: int = 60_000,
-        compression: Compression = "none",
-        max_batch_bytes: int = 262_144,
-        max_buffered_bytes: int = 33_554_432,
-    ) -> None:
-        check_options(transactional_id, transaction_timeout_ms, compression, max_batch_bytes)
-        self._config = config
-        self._settings = settings_of(config, transactional_id, transaction_timeout_ms)
-        self._max_wait_s = min(config.default_api_timeout_ms / 1000, self._settings.transaction_timeout_s)
-        backoff = Backoff.of_ms(config.retry_backoff_ms, config.retry_backoff_max_ms)
-        self._limits = ProducerSettings(_LINGER_S, self._max_wait_s, max_buffered_bytes, backoff)
-        self._machine = TransactionMachine(self._settings, random.random)
-        self._records = TransactionAccumulator(
-            self._limits, partial(BatchWriter, max_batch_bytes, compression), random.random
+    def __init__(self, config: ConsumerConfig | ProducerConfig, **options: object) -> None:
+        self._config: ProducerConfig = producer_config(config, **options)
+        self._group_id = config.group_id if isinstance(config, ConsumerConfig) else None
+        self._settings = transaction_settings(self._config)
+        timeout_s = self._settings.transaction_timeout_s
+        self._max_wait_s = min(max(self._config.max_block_ms, 1) / 1000, timeout_s)
+        limits = settings_of(self._config)
+        delivery_timeout_s = min(limits.delivery_timeout_s, self._max_wait_s)
+        self._limits = dataclasses.replace(
+            limits, linger_s=limits.linger_s or _LINGER_S, delivery_timeout_s=delivery_timeout_s
         )
+        self._machine = TransactionMachine(self._settings, random.random)
+        self._records = TransactionAccumulator(self._limits, content_of(self._config), random.random)
         self._lock = asyncio.Lock()
         self._calls = 0
         """Number of calls that hold ``_lock`` or wait for it."""
@@ -386,6 +366,8 @@ class TransactionalProducer:
         self._current_identity: Callable[[], Identity | None] = lambda: None
         self._running: ProducerRuntime | None = None
         self._was_started = False
+        self.creates_topics: bool = False
+        self.shared_cluster: Cluster | None = None
         self._is_cause_unreported = False
         """True if ``_act_on_records`` got an error that no call has raised yet."""
 
@@ -397,6 +379,11 @@ class TransactionalProducer:
     def state(self) -> ProducerState:
         """State of the producer."""
         return self._machine.state
+
+    @property
+    def running(self) -> ProducerRuntime:
+        """Parts of the started producer."""
+        return self._started()
 
     @property
     def error(self) -> TailraceError | None:
@@ -428,18 +415,21 @@ class TransactionalProducer:
             raise ConsumerStateError("this producer was started before - create another producer")
         self._was_started = True
         within_s = self._config.start_timeout_ms / 1000
-        cluster = new_cluster(self._config)
+        cluster = self.shared_cluster or new_cluster(self._config)
         try:
-            await cluster.reach(within_s)
+            if self.shared_cluster is None:
+                await cluster.reach(within_s)
             await cluster.check(TRANSACTIONS)
         except BaseException:
-            cluster.close()
+            if self.shared_cluster is None:
+                cluster.close()
             raise
         sender = RecordSender(cluster, self._records, self._limits, self._settings.transactional_id)
         sender.on_progress = self._note_progress
         self._requests = TransactionRequests(cluster, self._settings)
-        resolver = PartitionResolver(cluster)
+        resolver = PartitionResolver(cluster, None, self._config.partitioner, creates_topics=self.creates_topics)
         self._running = ProducerRuntime(cluster, sender, resolver, self._max_wait_s, self._act_on_records)
+        self._running.owns_cluster = self.shared_cluster is None
         try:
             async with self._exclusive():
                 await self._handle(CompletePendingWork(within_s))
@@ -505,7 +495,7 @@ class TransactionalProducer:
         """Add one record to the transaction and return the future of its partition and offset.
 
         The call waits while
-        ``max_buffered_bytes`` of records are undelivered. A record that cannot be stored aborts the transaction;
+        ``buffer_memory`` of records are undelivered. A record that cannot be stored aborts the transaction;
         ``commit`` raises the reason.
 
         Raises:
@@ -521,7 +511,7 @@ class TransactionalProducer:
             self._check_open()
         future: asyncio.Future[Published] = running.loop.create_future()
         deadline = running.loop.time() + self._max_wait_s
-        await running.sender.append(topic_partition, record, future, deadline)
+        await running.sender.append(topic_partition, record, future, deadline, deadline)
         return future
 
     async def check(self, topic: str, partition: int | None = None) -> None:
@@ -743,7 +733,7 @@ class TransactionalProducer:
     ) -> GroupOffsets | None:
         if not offsets:
             return None
-        group_id = group_id or self._config.group_id
+        group_id = group_id or self._group_id
         if group_id is None:
             raise ConfigurationError(
                 "group_id is missing - set it in the config, or pass it to commit() with the offsets"

@@ -136,7 +136,7 @@ class TestApp:
         published = await self._app.publish(topic, value, key=key, headers=headers, partition=partition)
         assert published is not None
         await self.settled()
-        return self._log.records(published.partition)[published.offset]
+        return self._log.records(published.topic_partition)[published.offset]
 
     async def settled(self) -> None:
         """Wait until all records are finished, in the sense that ``send`` describes.

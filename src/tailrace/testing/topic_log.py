@@ -106,7 +106,7 @@ class TopicLog:
             PublishError: the partition does not exist.
         """
         added = self.add(record)
-        return Published(added.topic_partition, added.offset)
+        return Published(*added.topic_partition, added.offset, added.timestamp)
 
 
 # ---- source of records -----------------------------------------------------------------------------------------------

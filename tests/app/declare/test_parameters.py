@@ -17,9 +17,9 @@ from typing_extensions import TypeAliasType
 
 from tailrace.app.declare.parameters import Depends, Header, Key, read_signature
 from tailrace.app.declare.prepared_handler import PreparedHandler, prepare
-from tailrace.app.publish.encoding import Message
 from tailrace.codecs.json_codec import JsonCodec
 from tailrace.errors import ConfigurationError, ConsumerStateError, DecodeError
+from tailrace.producer.encoding import Message
 from tailrace.records import Record
 
 CODEC = JsonCodec()

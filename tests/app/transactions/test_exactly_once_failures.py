@@ -119,7 +119,7 @@ async def test_a_result_that_cannot_be_published_fails_its_record(  # noqa: PLR0
     ledger, witness, new_app, group, dead, recorder, monkeypatch
 ):
     """A record whose output goes to a missing topic or is too large is dead-lettered; the others are published."""
-    monkeypatch.setattr("tailrace.producer.runtime._TOPIC_GRACE_S", 2.5)
+    monkeypatch.setattr("tailrace.producer.runtime.DEFAULT_LOOKUP_S", 2.5)
     source, target, app = ledger.topic(), ledger.topic(max_message_bytes=10_000), new_app(dead_letter="{topic}.dead")
     letters = dead(f"{source}.dead")
     fill(witness, source, range(40))

@@ -31,11 +31,11 @@ from tailrace.app.dispatch.call import HandlerCall, UnitCall
 from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover, Worker
 from tailrace.app.dispatch.lanes import Lanes, QueuedRecord
 from tailrace.app.failures.policy import FailuresByIndex
-from tailrace.app.publish.traces import is_opentelemetry_imported
 from tailrace.consumer.delivery.reader import is_too_long
 from tailrace.core.metrics import UnmeasuredRun
 from tailrace.core.progress import Lease
 from tailrace.installation import handler_run
+from tailrace.producer.traces import is_opentelemetry_imported
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["RecordExecutor", "RecordWorker"]

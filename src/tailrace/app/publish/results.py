@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from tailrace.app.publish.encoding import encode_messages, messages_in
-from tailrace.app.publish.traces import current_trace, with_trace
 from tailrace.codecs.protocols import AnyCodec
 from tailrace.errors import PublishError
 from tailrace.observe.hooks import Instrumentation, Publish
 from tailrace.producer.publisher import Headers, OutgoingRecord, Published, Publisher
+from tailrace.producer.traces import current_trace, with_trace
 
 __all__ = [
     "HandlerTask",

@@ -5,7 +5,6 @@ A trace is a list of headers. Context variables contain the trace, also in tasks
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
@@ -14,34 +13,22 @@ from typing import Any, Self, TypeVar
 
 from tailrace.app.options import Handle
 from tailrace.awaitables import resolve_result
-from tailrace.observe.hooks import TelemetryGuard
 from tailrace.producer.publisher import Headers
+from tailrace.producer.traces import OPENTELEMETRY, active_trace, record_trace, trace_in
 from tailrace.records import Record
 
 __all__ = [
     "BatchTrace",
-    "current_trace",
-    "is_opentelemetry_imported",
     "note_trace",
     "noted_trace",
     "replace_trace",
     "result_trace",
-    "trace_in",
     "with_record_trace",
     "with_span_as_trace",
-    "with_trace",
 ]
-
-_TRACE_HEADERS = frozenset({"traceparent", "tracestate", "baggage"})
-"""Headers that propagate a trace (W3C Trace Context, W3C Baggage)."""
-
 
 UnitT = TypeVar("UnitT")
 """Record, or list of the records of a batch."""
-
-_OPENTELEMETRY = "opentelemetry.trace"
-_injection_guard = TelemetryGuard("passing a trace on")
-_trace: ContextVar[Headers] = ContextVar("tailrace_trace", default=())
 
 
 def with_record_trace(call: Handle, traced: Handle) -> Handle:
@@ -51,26 +38,21 @@ def with_record_trace(call: Handle, traced: Handle) -> Handle:
     """
 
     async def within_trace(record: Record, trace: Headers) -> object:
-        token = _trace.set(trace)
+        token = record_trace.set(trace)
         try:
             return await traced(record)
         finally:
-            _trace.reset(token)
+            record_trace.reset(token)
 
     modules = sys.modules  # OpenTelemetry may be imported later.
 
     def handle(record: Record) -> Awaitable[object]:
-        if not record.headers and _OPENTELEMETRY not in modules:
+        if not record.headers and OPENTELEMETRY not in modules:
             return call(record)
         trace = trace_in(record.headers)
-        return within_trace(record, trace) if trace or _OPENTELEMETRY in modules else call(record)
+        return within_trace(record, trace) if trace or OPENTELEMETRY in modules else call(record)
 
     return handle
-
-
-def is_opentelemetry_imported() -> bool:
-    """Return True if OpenTelemetry is imported, so that records without headers need ``with_record_trace``, too."""
-    return _OPENTELEMETRY in sys.modules
 
 
 def with_span_as_trace(
@@ -86,8 +68,8 @@ def with_span_as_trace(
         returned = await call(unit)
         if returned is not None:
             returned = await resolve_result(returned, where)
-        if active := _active_trace():
-            _trace.set(active)
+        if active := active_trace():
+            record_trace.set(active)
         return returned
 
     return call_and_store_span
@@ -98,8 +80,8 @@ def result_trace(record: Record) -> Headers:
 
     It is the span that ``with_span_as_trace`` stored, else the active span, else the trace of the record.
     """
-    current, incoming = _trace.get(), trace_in(record.headers)
-    return current if list(current) != list(incoming) else _active_trace() or incoming
+    current, incoming = record_trace.get(), trace_in(record.headers)
+    return current if list(current) != list(incoming) else active_trace() or incoming
 
 
 class BatchTrace:
@@ -109,11 +91,11 @@ class BatchTrace:
     __slots__ = ("_token",)
 
     def __enter__(self) -> Self:
-        self._token = _trace.set(())
+        self._token = record_trace.set(())
         return self
 
     def __exit__(self, *_error: object) -> None:
-        _trace.reset(self._token)
+        record_trace.reset(self._token)
 
     def of(self, headers: Headers) -> Headers:
         """Return the trace for the result of a record of the batch, from the headers of the record.
@@ -121,46 +103,13 @@ class BatchTrace:
         The trace is the span of the batch handler, with the baggage of the record if the span has no baggage. Without a
         span, it is the trace of the record.
         """
-        incoming, span = trace_in(headers), _trace.get() or _active_trace()
+        incoming, span = trace_in(headers), record_trace.get() or active_trace()
         if not span or any(name == "baggage" for name, _ in span):
             return span or incoming
         return [*span, *(one for one in incoming if one[0] == "baggage")]
 
 
-def current_trace() -> Headers:
-    """Return the trace of the active span; without a span, the trace of the record that is being handled."""
-    return _active_trace() or _trace.get()
-
-
-def _active_trace() -> Headers:
-    """Return the headers of the active OpenTelemetry span, from the global propagator; empty without a span."""
-    module = sys.modules.get(_OPENTELEMETRY)
-    if module is None or not module.get_current_span().get_span_context().is_valid:
-        return ()
-    carrier: dict[str, str] = {}
-    with _injection_guard:
-        importlib.import_module("opentelemetry.propagate").inject(carrier)
-    if not carrier:
-        return ()
-    # The baggage of the record belongs to the trace even if no propagator has put it into the active context.
-    kept = [one for one in _trace.get() if one[0] == "baggage" and one[0] not in carrier]
-    return [*((name, value.encode()) for name, value in carrier.items()), *kept]
-
-
 # ---- trace headers --------------------------------------------------------------------------------------------------
-
-
-def trace_in(headers: Headers) -> Headers:
-    """Return the headers that propagate a trace; of several headers of a name, the last one, as Kafka does."""
-    found = [one for one in headers if one[0] in _TRACE_HEADERS]
-    return found if len(found) < 2 else list(dict(found).items())
-
-
-def with_trace(headers: Headers, trace: Headers) -> Headers:
-    """Return ``headers`` followed by ``trace``; return ``headers`` unchanged if they contain a trace already."""
-    if not trace or any(name in _TRACE_HEADERS for name, _ in headers):
-        return headers
-    return [*headers, *trace]
 
 
 def replace_trace(headers: Headers, trace: Headers) -> Headers:

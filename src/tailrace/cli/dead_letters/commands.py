@@ -320,7 +320,7 @@ class Invocation:
             nonlocal sent
             sent += 1
             if self._as_json:
-                position = {"partition": published.partition[1], "offset": published.offset}
+                position = {"partition": published.partition, "offset": published.offset}
                 write_json([{**_line(one), "sent": True, **position}])
 
         sending = replay.send(plan, on_sent)

@@ -479,7 +479,7 @@ class ReplayRun:
                     raise outcome
 
     async def _mark(self, letter: DeadLetter, published: Published) -> None:
-        topic, partition = published.partition
+        topic, partition = published.topic_partition
         mark = ReplayMark(
             self.id,
             str(position_of(letter)),

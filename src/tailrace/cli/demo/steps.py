@@ -232,7 +232,7 @@ class Demo:
         screen.line("share", _shares(counts))
 
     async def _publish(self) -> None:
-        async with RecordProducer(self._config, max_batch_bytes=524_288) as producer:
+        async with RecordProducer(self._config, max_batch_size=524_288) as producer:
             await self._publisher.run(producer)
 
     async def _committed(self, cluster: Cluster) -> dict[int, int]:

@@ -20,9 +20,10 @@ import msgspec
 from typing_extensions import is_typeddict
 
 from tailrace.app.handlers import Handler
-from tailrace.app.publish.encoding import Message, results_in
+from tailrace.app.publish.encoding import results_in
 from tailrace.codecs.annotations import described, split_none
 from tailrace.errors import ConfigurationError, HandlerFailedError
+from tailrace.producer.encoding import Message
 from tailrace.records import Record, TopicPartition
 from tailrace.spark.worker.task_metrics import METRICS_COLUMN
 

@@ -1,0 +1,158 @@
+"""Messages, and their encoding as records; the records are published elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+from tailrace.codecs.json_codec import encode_text
+from tailrace.codecs.protocols import AnyCodec, TopicCodec
+from tailrace.errors import PublishError, SchemaRegistryError
+from tailrace.producer.publisher import Headers, OutgoingRecord
+from tailrace.user_exceptions import message_of
+
+__all__ = ["Message", "MessageDetails", "RecordEncoder", "check_partition", "encoded_headers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Record to publish; a handler returns one ``Message`` or a list of them, ``Producer.send_many`` takes several.
+
+    Attributes:
+        value: any object that the codec can encode, also a list; None publishes a tombstone.
+        key: bytes, or any object, which is encoded in the form that a parameter marked with ``Key`` reads, or by the
+            codec if it encodes keys. The key selects the partition unless ``partition`` is set.
+        headers: names and values; a str value is encoded as UTF-8. The trace of the handled record is added, unless
+            these headers contain a trace.
+        partition: number of the partition; None to select the partition by the key.
+        topic: topic to publish to; None for the topic in the handler's ``publish=``. Required if the handler has no
+            ``publish=``, and for a ``Producer``.
+        timestamp_ms: time in milliseconds since 1970; None for the current time.
+    """
+
+    value: object
+    key: object = None
+    headers: Sequence[tuple[str, bytes | str | None]] = ()
+    partition: int | None = None
+    topic: str | None = None
+    timestamp_ms: int | None = None
+
+
+MessageDetails: TypeAlias = tuple[Sequence[tuple[str, bytes | str | None]], int | None, int | None]
+"""Headers, partition and timestamp of a ``Message``."""
+
+
+class RecordEncoder:
+    """Encoder of the keys and values of one producer.
+
+    Args:
+        codec: encodes values, and keys if its ``keys`` is True.
+        key_serializer: encodes keys in place of the codec; None for the codec.
+        value_serializer: encodes values in place of the codec; None for the codec.
+    """
+
+    def __init__(
+        self,
+        codec: AnyCodec,
+        key_serializer: Callable[[Any], bytes | None] | None = None,
+        value_serializer: Callable[[Any], bytes | None] | None = None,
+    ) -> None:
+        by_topic = cast("TopicCodec", codec) if hasattr(codec, "encode_for") else None
+        self._by_topic = by_topic
+        self._key: Callable[[Any], bytes | None] | None = key_serializer
+        if key_serializer is None and not (by_topic is not None and by_topic.keys):
+            self._key = encode_text
+        self._value: Callable[[Any], bytes | None] | None = value_serializer
+        if value_serializer is None and by_topic is None:
+            self._value = codec.encode
+        self.is_immediate: bool = self._key is not None and self._value is not None
+        """True if encoding needs no schema, so that ``encode_now`` can be called."""
+
+    def encode_now(self, topic: str, value: object, key: object, rest: MessageDetails) -> OutgoingRecord:
+        """Encode a record with functions only.
+
+        Raises:
+            PublishError: the record cannot be encoded.
+        """
+        assert self._key is not None
+        assert self._value is not None
+        try:
+            if value is not None:
+                value = self._value(value)
+            if key is not None:
+                key = self._key(key)
+            return _record(topic, value, key, rest)
+        except Exception as error:
+            raise _refusal(topic, error) from error
+
+    async def encode(self, topic: str, value: object, key: object, rest: MessageDetails) -> OutgoingRecord:
+        """Encode a record; fetch its schemas if they are unknown.
+
+        Raises:
+            PublishError: the record cannot be encoded.
+            SchemaRegistryError: a schema could not be fetched.
+        """
+        if self.is_immediate:
+            return self.encode_now(topic, value, key, rest)
+        by_topic = self._by_topic
+        assert by_topic is not None
+        try:
+            if value is not None:
+                value = await by_topic.encode_for(topic, value) if self._value is None else self._value(value)
+            if key is not None:
+                key = await by_topic.encode_for(topic, key, is_key=True) if self._key is None else self._key(key)
+            return _record(topic, value, key, rest)
+        except SchemaRegistryError:
+            raise
+        except Exception as error:
+            raise _refusal(topic, error) from error
+
+
+def _record(topic: str, value: object, key: object, rest: MessageDetails) -> OutgoingRecord:
+    headers, partition, timestamp_ms = rest
+    if value is not None and type(value) is not bytes:
+        raise TypeError(f"value_serializer must return bytes, not {type(value).__name__}")
+    if key is not None and type(key) is not bytes:
+        raise TypeError(f"key_serializer must return bytes, not {type(key).__name__}")
+    if partition is not None:
+        check_partition(partition)
+    encoded = encoded_headers(headers) if headers else ()
+    return OutgoingRecord(topic, value, key, encoded, partition, timestamp_ms)
+
+
+def _refusal(topic: str, error: Exception) -> PublishError:
+    if isinstance(error, PublishError):
+        return error
+    return PublishError(f"a message to {topic!r} cannot be encoded: {message_of(error, 1_000)}")
+
+
+def encoded_headers(given: object) -> Headers:
+    if isinstance(given, Mapping):
+        raise TypeError("headers must be a list of (name, value) pairs, not a mapping - pass list(headers.items())")
+    if not isinstance(given, Iterable):
+        raise TypeError(f"headers must be a list of (name, value) pairs, not {given!r}")
+    return tuple(_header(one) for one in given)
+
+
+def _header(given: object) -> tuple[str, bytes | None]:
+    match given:
+        case (str(name), value):
+            return name, _bytes(value)
+        case _:
+            raise TypeError(
+                f"a header must be a pair of a name and a value, such as ('kind', b'refund'), not {given!r}"
+            )
+
+
+def check_partition(given: object) -> None:
+    if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 0):
+        raise TypeError(f"partition must be a non-negative integer, not {given!r}")
+
+
+def _bytes(given: object) -> bytes | None:
+    if given is None or isinstance(given, bytes):
+        return given
+    if isinstance(given, str):
+        return given.encode()
+    raise TypeError(f"a header value must be bytes or str, not {type(given).__name__}")

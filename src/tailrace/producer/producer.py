@@ -1,0 +1,544 @@
+"""Producer: the class with which users publish records, alone or in transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, cast
+
+import msgspec
+from typing_extensions import Unpack
+
+from tailrace.codecs.json_codec import JsonCodec
+from tailrace.codecs.protocols import AnyCodec
+from tailrace.config import (
+    ClientOptions,
+    KeyT_contra,
+    ProducerConfig,
+    ProducerOptions,
+    ValueT_contra,
+    check_names,
+    hide_secrets,
+    resolve_producer,
+)
+from tailrace.core.transaction_offsets import OffsetSource, TransactionOffsets
+from tailrace.errors import ConfigurationError, ConsumerStateError, PublishError, PublishTooLargeError, TailraceError
+from tailrace.net.cluster import Cluster
+from tailrace.observe.hooks import Hook, Instrumentation, Publish
+from tailrace.observe.statistics import ProducerStatistics
+from tailrace.producer.encoding import Message, RecordEncoder
+from tailrace.producer.publisher import Headers, OutgoingRecord, Published
+from tailrace.producer.record_producer import RecordProducer
+from tailrace.producer.runtime import DEFAULT_LOOKUP_S
+from tailrace.producer.traces import current_trace, with_trace
+from tailrace.producer.transaction_machine import ProducerState
+from tailrace.producer.transactional_producer import ABORT_S, TransactionalProducer
+from tailrace.records import TopicPartition
+from tailrace.values import robust_repr
+
+__all__ = ["Producer", "SharedConnections", "Transaction"]
+
+_NOT_STARTED = "this producer is not started - use `async with Producer(...)`, or await start() first"
+_STOPPED = "this producer was stopped - create another"
+_OVERHEAD_BYTES = 70
+"""Maximum size of a record in a batch of its own, without key, value and headers."""
+_appended: ContextVar[asyncio.Future[None] | None] = ContextVar("tailrace_appended", default=None)
+"""Future that completes when the record of an instrumented call is in a batch."""
+
+
+class SharedConnections(Protocol):
+    """``SharedCluster``, whose connections a producer uses."""
+
+    options: dict[str, Any]
+    cluster: Cluster | None
+
+
+class Producer(Generic[KeyT_contra, ValueT_contra]):
+    """Publisher of records: ``async with Producer(bootstrap_servers="localhost:9092") as producer``.
+
+    ``await producer.send("orders", order, key=order.id)`` publishes a record and returns its place. ``enqueue`` adds
+    the record to a batch and returns a future of the place, so that many records share a request.
+
+    A value that a handler can decode can be published: a ``msgspec.Struct``, pydantic model, dataclass, ``dict`` and
+    others as JSON, ``str`` as text, and ``bytes`` unchanged; ``codec=`` replaces JSON. None publishes a tombstone. Keys
+    are encoded in the form that a handler's ``Key`` reads: text for ``str``, numbers, dates, UUIDs and enums, otherwise
+    JSON; or by the codec if it encodes keys. ``key_serializer=`` and ``value_serializer=`` replace the codec, and set
+    the types of keys and values: with a serializer that takes an ``Order``, the producer is a
+    ``Producer[object, Order]``.
+
+    With acks="all" and idempotence, which are the defaults, a record is stored once, and the records of a partition are
+    stored in the order of the calls. The end of the ``async with`` waits until all records are acknowledged, for at
+    most ``stop_timeout_ms``.
+
+    Args:
+        cluster: connections and metadata that are shared with consumers; by default, this producer has its own.
+        codec: codec of values, and of keys if its ``keys`` is True; by default JSON.
+        options: see ``tailrace.ProducerOptions`` and docs/options.md. The value of an option that is not given comes
+            from its ``TAILRACE_...`` variable, or is the default.
+
+    Raises:
+        ConfigurationError: an option is unknown, has a wrong type, or contradicts another.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: SharedConnections | None = None,
+        codec: AnyCodec | None = None,
+        **options: Unpack[ProducerOptions[KeyT_contra, ValueT_contra]],
+    ) -> None:
+        options = hide_secrets(options)
+        shared = {} if cluster is None else _client_options(cluster.options)
+        self._options: dict[str, Any] = {**shared, **options}
+        check_names(self._options, kind=ProducerConfig)
+        self._config: ProducerConfig = resolve_producer(self._options)
+        self._encoder = RecordEncoder(
+            JsonCodec() if codec is None else codec, self._config.key_serializer, self._config.value_serializer
+        )
+        self._cluster = cluster
+        self._engine: RecordProducer | TransactionalProducer | None = None
+        self.event_loop: asyncio.AbstractEventLoop | None = None
+        """Event loop of the started producer; None before the start. It is internal to tailrace."""
+        self._is_stopped = False
+        self._layered: Publish | None = None
+        """Function that publishes within the spans of instrumentations; None without instrumentations."""
+        self._instrumented_calls: set[asyncio.Task[Published]] = set()
+
+    @robust_repr
+    def __repr__(self) -> str:
+        state = "stopped" if self._is_stopped else "new" if self._engine is None else "started"
+        name = self._config.transactional_id
+        return f"<Producer {f'transactional_id={name!r} ' if name else ''}{state}>"
+
+    def __del__(self) -> None:
+        if getattr(self, "_engine", None) is not None and not self._is_stopped:
+            warnings.warn(f"{self!r} was never stopped - use `async with`", ResourceWarning, source=self, stacklevel=1)
+
+    # ---- lifecycle ---------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect to the cluster and, with idempotence or a ``transactional_id``, request a producer id.
+
+        Raises:
+            ConfigurationError: ``bootstrap_servers`` is missing.
+            ConsumerStateError: the producer was started or stopped before.
+            BrokerConnectionError: no broker answers within ``start_timeout_ms``.
+            AuthenticationError: the brokers refuse the credentials.
+            UnsupportedVersionError: the brokers are too old.
+            PublishError: the brokers give no producer id.
+        """
+        if self._is_stopped:
+            raise ConsumerStateError(_STOPPED)
+        if self._engine is not None:
+            raise ConsumerStateError("this producer is already started")
+        shared = None if self._cluster is None else self._cluster.cluster
+        if self._cluster is not None and shared is None:
+            raise ConsumerStateError(
+                "the shared cluster is not started, or was stopped - enclose its producers in `async with cluster`"
+            )
+        self._config = resolve_producer(self._options)
+        is_transactional = self._config.transactional_id is not None
+        engine = TransactionalProducer(self._config) if is_transactional else RecordProducer(self._config)
+        engine.creates_topics, engine.shared_cluster = True, shared
+        self._engine = engine
+        try:
+            await engine.start()
+        except TailraceError as error:
+            self._is_stopped = True
+            # The message has the last error; the attempts before it would fill a screen.
+            raise copy.copy(error) from None
+        except BaseException:
+            self._is_stopped = True
+            raise
+        self.event_loop = asyncio.get_running_loop()
+        layers = [one for one in cast("tuple[Hook, ...]", self._config.hooks) if isinstance(one, Instrumentation)]
+        if layers:
+            self._layered = self._publish_instrumented
+            for layer in reversed(layers):
+                self._layered = layer.around_publish(self._layered)
+
+    async def stop(self) -> None:
+        """Wait until all records are acknowledged, abort an open transaction, and close the connections.
+
+        The call takes at most ``stop_timeout_ms``. Records that are not acknowledged by then fail.
+        """
+        engine, was_stopped = self._engine, self._is_stopped
+        self._is_stopped = True
+        if engine is not None and not was_stopped:
+            await engine.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # ---- publishing --------------------------------------------------------------------------------------------
+
+    async def send(  # noqa: PLR0913 - public
+        self,
+        topic: str,
+        value: ValueT_contra | None,
+        *,
+        key: KeyT_contra | None = None,
+        headers: Sequence[tuple[str, bytes | str | None]] = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Published:
+        """Publish a record, and wait until it is acknowledged.
+
+        Records of concurrent calls share batches. If the call is canceled after the record was added to a batch, the
+        record is published nevertheless. In a transaction, the record becomes visible to readers with
+        ``isolation_level="read_committed"`` when the transaction is committed.
+
+        Args:
+            topic: name of the topic. The brokers create a missing topic if their ``auto.create.topics.enable`` is set.
+            value: value to encode; None for a tombstone.
+            key: key to encode; it selects the partition.
+            headers: names and values. The trace of the active span, or of the handled record, is added unless the
+                headers contain a trace.
+            partition: number of the partition; None to let ``partitioner`` choose.
+            timestamp_ms: time in milliseconds since 1970; None for the current time.
+
+        Raises:
+            ConsumerStateError: the producer is not started, or was stopped; or no transaction is open, with a
+                ``transactional_id``.
+            BufferFullError: there was no memory for the record within ``max_block_ms``.
+            PublishTooLargeError: the record is larger than ``max_request_size``, or than its topic allows.
+            ProducerFencedError: another producer has the same ``transactional_id``.
+            PublishError: the record cannot be encoded, the topic or partition does not exist, the broker refused the
+                record, or it was not acknowledged within ``delivery_timeout_ms``; in the last case, it may be stored
+                nevertheless.
+            SchemaRegistryError: a schema could not be fetched.
+        """
+        return await (
+            await self.enqueue(topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
+        )
+
+    async def enqueue(  # noqa: PLR0913 - public
+        self,
+        topic: str,
+        value: ValueT_contra | None,
+        *,
+        key: KeyT_contra | None = None,
+        headers: Sequence[tuple[str, bytes | str | None]] = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> asyncio.Future[Published]:
+        """Add a record to a batch as ``send`` does, and return a future of its place.
+
+        The call returns at once, unless it has to wait for memory, for the metadata of a topic that is used for the
+        first time, or for a schema; it does so for at most ``max_block_ms``. If it is canceled while it waits, the
+        record is not published. To wait for several records, await their futures, or ``flush()``.
+
+        The future raises what ``send`` raises after the record was added to a batch. Canceling the future does not
+        withdraw the record.
+
+        Args:
+            topic: as in ``send``.
+            value: as in ``send``.
+            key: as in ``send``.
+            headers: as in ``send``.
+            partition: as in ``send``.
+            timestamp_ms: as in ``send``.
+
+        Raises:
+            ConsumerStateError, BufferFullError, PublishError, SchemaRegistryError: see ``send``.
+        """
+        engine = self._started()
+        encoder = self._encoder
+        _check_topic(topic)
+        if encoder.is_immediate:
+            record = encoder.encode_now(topic, value, key, (headers, partition, timestamp_ms))
+        else:
+            record = await self._within_max_block(
+                encoder.encode(topic, value, key, (headers, partition, timestamp_ms)), topic
+            )
+        if self._layered is not None:
+            return await self._enqueue_instrumented(self._layered, record)
+        return await self._append(engine, record)
+
+    async def send_many(self, messages: Iterable[Message], topic: str | None = None) -> list[Published]:
+        """Publish several records, wait until all are acknowledged, and return their places in order.
+
+        All messages are encoded first: if one cannot be encoded, nothing is published.
+
+        Args:
+            messages: records to publish, with their topics.
+            topic: topic of the messages that have none.
+
+        Raises:
+            PublishError: a message has no topic; or one or more records were not stored: the error is that of the
+                first one, and says how many.
+            ConsumerStateError, BufferFullError, SchemaRegistryError: see ``send``. After a BufferFullError, the records
+                before this one may be stored.
+        """
+        engine = self._started()
+        records = []
+        for one in messages:
+            to = one.topic or topic
+            if to is None:
+                raise PublishError("a Message has no topic - set topic= of the Message or of send_many()")
+            _check_topic(to)
+            encoded = self._encoder.encode(to, one.value, one.key, (one.headers, one.partition, one.timestamp_ms))
+            records.append(await self._within_max_block(encoded, to))
+        for record in records:
+            self._check_size(record)
+        futures: list[asyncio.Future[Published]] = []
+        try:
+            for record in records:
+                if self._layered is not None:
+                    futures.append(await self._enqueue_instrumented(self._layered, record))
+                else:
+                    futures.append(await self._append(engine, record))
+        finally:
+            # Retrieves the errors of all records, of which this method raises only one.
+            results = await asyncio.gather(*futures, return_exceptions=True)
+        failures = [one for one in results if isinstance(one, BaseException)]
+        if failures:
+            raise _several(failures[0], len(failures), len(results))
+        return cast("list[Published]", results)
+
+    async def flush(self) -> None:
+        """Wait until all records that were published before this call are acknowledged or have failed.
+
+        Records are sent at once, without waiting for ``linger_ms``. The futures of the records have the errors.
+
+        Raises:
+            ConsumerStateError: the producer is not started, or was stopped.
+            PublishError: the producer has failed.
+        """
+        await self._started().running.flush()
+
+    async def partitions_for(self, topic: str) -> frozenset[int]:
+        """Return the numbers of the partitions of a topic.
+
+        Raises:
+            ConsumerStateError: the producer is not started, or was stopped.
+            PublishError: the topic does not exist, or no broker answers within ``max_block_ms``.
+        """
+        running = self._started().running
+        return frozenset(await running.partitions_of(topic))
+
+    def statistics(self) -> ProducerStatistics:
+        """Return the state of the buffer, and counters since the start.
+
+        Raises:
+            ConsumerStateError: the producer is not started, or was stopped.
+        """
+        engine = self._engine
+        if engine is None or self._is_stopped:
+            raise ConsumerStateError(_STOPPED if self._is_stopped else _NOT_STARTED)
+        return engine.running.sender.statistics()
+
+    def transaction(self) -> Transaction:
+        """Return the context manager of a transaction: ``async with producer.transaction() as transaction``.
+
+        The end of the block commits the transaction; an exception in the block aborts it. All records that are
+        published meanwhile, by any task, belong to the transaction.
+
+        Raises:
+            ConfigurationError: the producer has no ``transactional_id``.
+        """
+        if self._config.transactional_id is None:
+            raise ConfigurationError("transactions need a transactional_id - pass it to Producer()")
+        return Transaction(self._transactional)
+
+    # ---- internals ---------------------------------------------------------------------------------------------
+
+    def _started(self) -> RecordProducer | TransactionalProducer:
+        engine = self._engine
+        if engine is None or self._is_stopped:
+            raise ConsumerStateError(_STOPPED if self._is_stopped else _NOT_STARTED)
+        if engine.running.loop is not asyncio.get_running_loop():
+            raise ConsumerStateError(
+                "this producer was started in another event loop - publish there, or start a producer in this one"
+            )
+        return engine
+
+    def _transactional(self) -> TransactionalProducer:
+        return cast("TransactionalProducer", self._started())
+
+    def _check_size(self, record: OutgoingRecord) -> None:
+        size = len(record.value or b"") + len(record.key or b"") + _OVERHEAD_BYTES
+        if record.headers:
+            size += sum(len(name) + len(value or b"") + 4 for name, value in record.headers)
+        if size > self._config.max_request_size:
+            raise PublishTooLargeError(
+                f"{record.topic}: the record has {size} bytes, more than max_request_size="
+                f"{self._config.max_request_size} - publish smaller records, or raise max_request_size here and"
+                " max.message.bytes of the topic",
+                setting="max_request_size",
+            )
+
+    async def _append(
+        self, engine: RecordProducer | TransactionalProducer, record: OutgoingRecord
+    ) -> asyncio.Future[Published]:
+        headers = with_trace(record.headers, current_trace())
+        if headers is not record.headers:
+            record = msgspec.structs.replace(record, headers=headers)
+        self._check_size(record)
+        if isinstance(engine, TransactionalProducer):
+            if engine.state in {ProducerState.READY, ProducerState.UNINITIALIZED}:
+                raise ConsumerStateError("no transaction is open - publish inside `async with producer.transaction()`")
+            return await engine.send(record)
+        added = engine.send_now(record)
+        if added is None:
+            return await engine.send(record)
+        future, is_filled = added
+        if is_filled:
+            # Let the full batch be sent while the caller fills the next batch.
+            await asyncio.sleep(0)
+        return future
+
+    async def _within_max_block(self, encoding: Any, topic: str) -> OutgoingRecord:  # noqa: ANN401 - a coroutine
+        if self._encoder.is_immediate:
+            return cast("OutgoingRecord", await encoding)
+        limit_s = self._config.max_block_ms / 1000 or DEFAULT_LOOKUP_S
+        try:
+            async with asyncio.timeout(limit_s):
+                return cast("OutgoingRecord", await encoding)
+        except TimeoutError:
+            raise PublishError(
+                f"{topic}: no schema within max_block_ms ({limit_s:.1f} s) - check the schema registry"
+            ) from None
+
+    # ---- instrumentation ---------------------------------------------------------------------------------------
+
+    async def _enqueue_instrumented(self, publish: Publish, record: OutgoingRecord) -> asyncio.Future[Published]:
+        """Run the instrumentations in a task of their own, and return it when the record is in a batch."""
+        appended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        token = _appended.set(appended)
+        try:
+            task = asyncio.create_task(_called(publish, record), name="tailrace publish")
+        finally:
+            _appended.reset(token)
+        self._instrumented_calls.add(task)
+        task.add_done_callback(self._instrumented_calls.discard)
+        try:
+            await asyncio.wait((appended, task), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if not appended.done():
+                task.cancel()
+            raise
+        if not appended.done():
+            await task
+        return task
+
+    async def _publish_instrumented(  # noqa: PLR0913 - public: instrumentations call it
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Published:
+        record = OutgoingRecord(topic, value, key, headers, partition, timestamp_ms)
+        future = await self._append(self._started(), record)
+        if (appended := _appended.get()) is not None and not appended.done():
+            appended.set_result(None)
+        return await future
+
+
+class Transaction:
+    """Transaction of a producer; see ``Producer.transaction``."""
+
+    def __init__(self, engine: Callable[[], TransactionalProducer]) -> None:
+        self._engine = engine
+        self._is_open = False
+        self._offsets: TransactionOffsets | None = None
+
+    async def send_offsets(self, consumer: OffsetSource, offsets: Mapping[TopicPartition, Any] | None = None) -> None:
+        """Commit the offsets of a consumer's group together with the records of this transaction (KIP-447).
+
+        The consumer must have ``enable_auto_commit=False``, and should have ``isolation_level="read_committed"``. After
+        an aborted transaction, ``await consumer.seek_to_committed()`` returns to the records of the transaction.
+
+        Args:
+            consumer: consumer of the records that this transaction has processed.
+            offsets: offset of the next record to read of each partition; None for all delivered records, records in
+                flight too.
+
+        Raises:
+            ConsumerStateError: this transaction is not open, or another consumer's offsets were added to it; or the
+                consumer is in no generation of its group.
+            ConfigurationError: the consumer commits automatically, or an offset is invalid.
+        """
+        if not self._is_open:
+            raise ConsumerStateError("this transaction is not open - call send_offsets() inside its `async with`")
+        added = consumer.transaction_offsets(offsets)
+        if self._offsets is not None:
+            if self._offsets.group_id != added.group_id:
+                raise ConsumerStateError("a transaction commits the offsets of one group - use one consumer")
+            added = msgspec.structs.replace(
+                added,
+                offsets={**self._offsets.offsets, **added.offsets},
+                topic_ids={**self._offsets.topic_ids, **added.topic_ids},
+            )
+        self._offsets = added
+
+    async def __aenter__(self) -> Self:
+        engine = self._engine()
+        if self._is_open or engine.state is ProducerState.IN_TRANSACTION:
+            raise ConsumerStateError("a transaction of this producer is open - end it before you begin another")
+        await engine.begin()
+        self._is_open, self._offsets = True, None
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        if error is not None:
+            # The next transaction, or stop(), completes an abort that fails here.
+            with contextlib.suppress(TailraceError, TimeoutError):
+                async with asyncio.timeout(ABORT_S):
+                    await self._engine().abort()
+            return
+        engine, added = self._engine(), self._offsets
+        if added is None:
+            await engine.commit()
+        else:
+            await engine.commit(added.offsets, added.identity, added.group_id, added.topic_ids, added.current_identity)
+
+
+def _client_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a cluster's options that producers have, too."""
+    return {name: value for name, value in options.items() if name in ClientOptions.__annotations__}
+
+
+def _check_topic(topic: object) -> None:
+    if not isinstance(topic, str):
+        raise PublishError(f"topic must be a string such as 'orders', not {topic!r}")
+
+
+def _several(first: BaseException, count: int, of: int) -> BaseException:
+    """Return the first of several errors, with their number in its message."""
+    if of == 1 or not isinstance(first, PublishError):
+        return first
+    error = copy.copy(first)
+    error.args = (f"{count} of {of} records were not published; the first: {first}",)
+    error.__cause__ = first
+    return error
+
+
+async def _called(publish: Publish, record: OutgoingRecord) -> Published:
+    published: Published = await publish(
+        record.topic,
+        record.value,
+        key=record.key,
+        headers=record.headers,
+        partition=record.partition,
+        timestamp_ms=record.timestamp_ms,
+    )
+    return published
