@@ -217,10 +217,11 @@ class TransactionRequests:
         results = [replace(one, topic=one.topic or names.get(one.topic_id, "")) for one in answer.partitions]
         topic_ids = {TopicPartition(one.topic, one.partition): one.topic_id for one in group_offsets.offsets}
         failure = _worst_failure(list(topic_ids), results, TransactionRequestKind.COMMIT_OFFSETS)
-        are_compared = connection.version_of(to_store) >= _STORES_BY_ID
-        is_unknown = are_compared and any(one.error_code == ErrorCode.UNKNOWN_TOPIC_ID for one in results)
-        if (failure is not None and not is_unknown) or (failure is None and are_compared):
-            return failure or OffsetsStored()
+        is_id_unknown = any(one.error_code == ErrorCode.UNKNOWN_TOPIC_ID for one in results)
+        if failure is not None and not is_id_unknown:
+            return failure
+        if failure is None and connection.version_of(to_store) >= _STORES_BY_ID:
+            return OffsetsStored()
         # Before version 6, TxnOffsetCommit contains no topic ids, so they are compared afterwards. If this broker
         # learns of a deletion of the topic only later, it then also removes the pending offsets. From version 6 on,
         # this tells a topic that was recreated from one that the coordinator does not know yet.
