@@ -99,7 +99,7 @@ async def test_a_retriable_error_is_retried(plain_broker, topic, witness):
         with plain_broker.proxy.edit_answer(ProduceRequest, with_code(code)):
             published = await producer.publish(OutgoingRecord(topic, b"7", partition=0))
 
-    assert published.partition == TopicPartition(topic, 0)
+    assert published.topic_partition == TopicPartition(topic, 0)
     assert await stored(witness, topic) == ([7, 7], [])
 
 
