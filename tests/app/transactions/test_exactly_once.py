@@ -106,7 +106,7 @@ async def test_records_published_outside_of_handlers_are_visible_at_once(ledger,
         placed = await app.publish(target, b"7", key="k")
         assert await ledger.stable_end(target) == 1
 
-    assert (placed.partition.topic, placed.offset) == (target, 0)
+    assert (placed.topic, placed.offset) == (target, 0)
 
 
 async def test_a_task_that_outlives_its_handler_publishes_nothing(ledger, witness, new_app, group):
