@@ -94,7 +94,8 @@ class Cluster:
 
     def groups(self) -> list[str]:
         """Return the names of all groups, as librdkafka reads them."""
-        return [one.id for one in AdminClient({"bootstrap.servers": self.direct_address}).list_groups(timeout=20)]
+        admin = AdminClient({"bootstrap.servers": self.direct_address})
+        return [one.group_id for one in admin.list_consumer_groups(request_timeout=20).result().valid]
 
     async def witness(self, topic: str, count: int) -> list[bytes]:
         """Return the values of the first ``count`` committed records of partition 0, as librdkafka reads them."""
