@@ -19,7 +19,7 @@ from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import BrokerConnectionError, RequestTimedOutError, TailraceError
 from tailrace.net.cluster import Cluster
-from tailrace.net.offsets import EARLIEST, LATEST, list_offsets_request
+from tailrace.net.offsets import EARLIEST, LATEST, list_offsets_request, stored_offsets_request
 from tailrace.protocol.groups import (
     ConsumerGroupDescribeRequest,
     DescribedConsumerGroup,
@@ -27,7 +27,6 @@ from tailrace.protocol.groups import (
     DescribeGroupsRequest,
     ListedGroup,
     ListGroupsRequest,
-    OffsetFetchRequest,
 )
 from tailrace.protocol.message import Request
 from tailrace.records import TopicPartition
@@ -116,7 +115,7 @@ class _Steps:
         """Node ids of the brokers that get no more requests."""
         self.failures: list[str] = []
         """Reasons why parts of the snapshot are missing."""
-        self.isolation_level = int(cluster.config.isolation_level == "read_committed")
+        self.isolation_level = cluster.config.isolation_level
 
     async def send(self, requests: Mapping[KeyT, tuple[int, Request[ResponseT]]]) -> dict[KeyT, ResponseT]:
         """Send the requests of one step, and return the responses that came in time, by the keys of the requests.
@@ -200,7 +199,7 @@ async def _committed_offsets(
 ) -> dict[str, dict[TopicPartition, int]]:
     """Return the committed offsets of the partitions of each group."""
     requests = {
-        group_id: (node_id, OffsetFetchRequest(group_id, None, require_stable=False))
+        group_id: (node_id, stored_offsets_request(group_id, None, stable=False))
         for group_id, (node_id, _) in listed.items()
     }
     found = {}
@@ -238,9 +237,9 @@ async def _log_bounds(
             (leader_id, timestamp): (
                 leader_id,
                 list_offsets_request(
-                    topology,
                     dict.fromkeys(partitions, timestamp),
-                    isolation_level=steps.isolation_level,
+                    topology,
+                    steps.isolation_level,
                     timeout_s=steps.time_limit_s,
                 ),
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
 from tailrace.app.policies import FailureCounts
@@ -21,7 +21,7 @@ from tailrace.observe.hooks import Hook, Observer
 from tailrace.producer.publisher import Publisher
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["ConsumerSource", "HandlerGroup", "Source", "Transactions"]
+__all__ = ["ConsumerSource", "HandlerGroup", "SliceReader", "Source", "Transactions"]
 
 WorkT = TypeVar("WorkT")
 
@@ -127,12 +127,29 @@ class Transactions(Publisher, Protocol):
         """
 
 
-class Source(Protocol):
-    """Source of the records of one group, which are delivered to the group's handlers.
+class SliceReader(Protocol):
+    """Reader of a started source: the ``Reader`` of a consumer, the transactions around it, or a substitute.
 
     A slice is several consecutive records of one partition. A ``Lease`` contains the records of a slice, and tracks
     which of them are finished.
     """
+
+    async def next_slice(self, room_of: Callable[[TopicPartition], int], /) -> tuple[Partition, Lease]:
+        """Wait for the next slice of any partition; return the state of the partition, and the lease.
+
+        Args:
+            room_of: returns the maximum number of records that the slice of a partition may contain.
+
+        Raises:
+            TailraceError: the source cannot continue.
+        """
+
+    def progressed(self) -> None:
+        """Make ``next_slice`` check again whether it can deliver, after records were finished or room was made."""
+
+
+class Source(Protocol):
+    """Source of the records of one group, which are delivered to the group's handlers."""
 
     @property
     def transactions(self) -> Transactions | None:
@@ -148,21 +165,12 @@ class Source(Protocol):
             TailraceError: the source cannot start.
         """
 
+    @property
+    def reader(self) -> SliceReader:
+        """Reader of the records; the source must be started."""
+
     async def stop(self) -> None:
         """Commit the finished records and stop; with transactions, abort the open transaction and stop."""
-
-    async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease]:
-        """Wait for the next slice of any partition; return the state of the partition, and the lease.
-
-        Args:
-            room_of: returns the maximum number of records that the slice of a partition may contain.
-
-        Raises:
-            TailraceError: the source cannot continue.
-        """
-
-    def progressed(self) -> None:
-        """Make ``next_slice`` check again whether it can deliver, after records were finished or room was made."""
 
     def halt(self) -> None:
         """Deliver no more records."""
@@ -186,7 +194,10 @@ class ConsumerSource:
     Attributes:
         routes: topics to read.
         consumer: consumer from which the records come.
+        reader: reader of the consumer, after the start.
     """
+
+    reader: Reader
 
     def __init__(self, routes: Routes, options: Mapping[str, Any], on_corrupt_batch: OnCorruptBatch) -> None:
         self.routes = routes
@@ -194,7 +205,6 @@ class ConsumerSource:
         observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
         self._own_topics = LaterTopics(config, routes, observer)
         self.consumer = _consumer_for(routes, {**options, "post_rebalance_callback": self._own_topics.after_rebalance})
-        self._reader: Reader | None = None
         self._on_corrupt_batch = on_corrupt_batch
 
     @property
@@ -210,7 +220,7 @@ class ConsumerSource:
         """
         await self._own_topics.create()
         await self.consumer.start()
-        self._reader, max_waiting = self.consumer.attach_sink(sink, self._on_corrupt_batch)
+        self.reader, max_waiting = self.consumer.attach_sink(sink, self._on_corrupt_batch)
         return max_waiting
 
     def wall_clock(self) -> float:
@@ -222,17 +232,8 @@ class ConsumerSource:
     async def stop(self) -> None:
         await self.consumer.stop()
 
-    def next_slice(self, room_of: Callable[[TopicPartition], int]) -> Coroutine[Any, Any, tuple[Partition, Lease]]:
-        assert self._reader is not None
-        return self._reader.next_slice(room_of)
-
-    def progressed(self) -> None:
-        if self._reader is not None:
-            self._reader.progressed()
-
     def halt(self) -> None:
-        assert self._reader is not None
-        self._reader.halt(self.consumer.assignment())
+        self.reader.halt(self.consumer.assignment())
 
 
 def _consumer_for(routes: Routes, options: Mapping[str, Any]) -> SinkConsumer:

@@ -35,11 +35,6 @@ class ConsumerParts:
         self.names: list[str] = []
 
     @property
-    def isolation_level(self) -> int:
-        """Isolation level of requests: 1 for read_committed, 0 for read_uncommitted."""
-        return int(self.config.isolation_level == "read_committed")
-
-    @property
     def default_timeout_s(self) -> float:
         """Time limit in seconds of a call of the user, ``default_api_timeout_ms``."""
         return self.config.default_api_timeout_ms / 1000

@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import KafkaServerError, MalformedMessageError, broker_error
+from tailrace.net.offsets import EARLIEST, list_offsets_request
 from tailrace.protocol.admin import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
@@ -29,7 +30,7 @@ from tailrace.protocol.admin import (
 from tailrace.protocol.handshake import ApiVersionsRequest, BrokerVersions
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import MetadataRequest, MetadataResponse, MetadataTopic
-from tailrace.protocol.records import ListOffsetsPartition, ListOffsetsRequest
+from tailrace.records import TopicPartition
 
 __all__ = ["TopicAdmin", "new_topic"]
 
@@ -38,8 +39,6 @@ ResponseT = TypeVar("ResponseT")
 _RETRY_INTERVAL_S = 0.05
 _LEADER_TIMEOUT_S = 5
 """Timeout of a request to a leader; by then, a leader that hangs has been replaced, and the request is repeated."""
-_EARLIEST = -2
-"""Value of the timestamp in a ListOffsets request that requests the first offset."""
 
 
 class TopicAdmin:
@@ -140,9 +139,9 @@ class TopicAdmin:
         unserved = set(range(partitions))
         for _ in _attempts(self._timeout_s):
             for address, of_leader in self._by_leader(name, sorted(unserved)).items():
-                requested = tuple(ListOffsetsPartition(name, one, _EARLIEST) for one in of_leader)
+                wanted = {TopicPartition(name, one): EARLIEST for one in of_leader}
+                request = list_offsets_request(wanted, timeout_s=_LEADER_TIMEOUT_S)
                 with contextlib.suppress(OSError):
-                    request = ListOffsetsRequest(requested, timeout_ms=1_000 * _LEADER_TIMEOUT_S)
                     answer = self._send(address, request, _LEADER_TIMEOUT_S)
                     unserved -= {listed.partition for listed in answer.partitions if not listed.error_code}
             if not unserved:

@@ -16,6 +16,7 @@ from uuid import UUID
 import anyio
 from msgspec.structs import replace
 
+from tailrace.config.options import IsolationLevel
 from tailrace.core.cluster_metadata import ClusterMetadata
 from tailrace.core.group_requests import REACTIONS, GroupReaction, GroupRequestKind, Identity
 from tailrace.core.start_point import EARLIEST, LATEST
@@ -27,6 +28,7 @@ from tailrace.protocol.groups import CommitOffset, OffsetCommitRequest, OffsetFe
 from tailrace.protocol.message import NO_TOPIC_ID, Request
 from tailrace.protocol.metadata import MetadataRequest, MetadataResponse, MetadataTopic
 from tailrace.protocol.records import (
+    ISOLATION_LEVELS,
     ListedOffset,
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -48,6 +50,7 @@ __all__ = [
     "list_offsets_request",
     "partitions_of_recreated_topics",
     "stored_offsets",
+    "stored_offsets_request",
 ]
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -56,6 +59,7 @@ _FIRST_VERSION_WITH_TOPIC_IDS = 10
 """First version of OffsetCommit that contains topic ids."""
 _REMOTE_SHARE = 0.9
 """Share of a request's time in which the broker may read remote storage."""
+_NO_METADATA = ClusterMetadata()
 
 # ---- committed offsets of a group ------------------------------------------------------------------------------------
 
@@ -93,8 +97,15 @@ async def stored_offsets(
         stable: True to wait until no transaction with offsets of the group is open.
         timeout_s: maximum time in seconds.
     """
+    return await _fetch_committed(cluster, stored_offsets_request(group_id, partitions, stable=stable), timeout_s)
+
+
+def stored_offsets_request(
+    group_id: str, partitions: Collection[TopicPartition] | None, *, stable: bool
+) -> OffsetFetchRequest:
+    """Return the request of ``stored_offsets``."""
     requested = None if partitions is None else tuple(OffsetFetchPartition(*one) for one in partitions)
-    return await _fetch_committed(cluster, OffsetFetchRequest(group_id, requested, require_stable=stable), timeout_s)
+    return OffsetFetchRequest(group_id, requested, require_stable=stable)
 
 
 async def _fetch_committed(
@@ -243,7 +254,7 @@ async def list_offsets(
     cluster: Cluster,
     wanted: Mapping[TopicPartition, int],
     *,
-    isolation_level: int | None = None,
+    isolation_level: IsolationLevel | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> dict[TopicPartition, ListedOffset]:
     """Return for each partition the offset of the first record that is not older than a timestamp.
@@ -252,8 +263,8 @@ async def list_offsets(
         cluster: a connected cluster.
         wanted: timestamp of each partition, in milliseconds since 1970, or EARLIEST for the first offset of the log, or
             LATEST for the end offset.
-        isolation_level: 1 for read_committed, with which a log ends at its last stable offset; 0 for read_uncommitted,
-            with which it ends at the high watermark; by default that of the cluster's options.
+        isolation_level: with "read_committed", a log ends at its last stable offset, with "read_uncommitted", at the
+            high watermark; by default the level of the cluster's options.
         timeout_s: maximum time in seconds.
 
     Returns:
@@ -263,18 +274,12 @@ async def list_offsets(
         BrokerError: the principal may not describe a topic, or a partition had no leader for ``timeout_s``.
         BrokerConnectionError: a leader did not answer in time.
     """
-    if isolation_level is None:
-        isolation_level = int(cluster.config.isolation_level == "read_committed")
-
+    level = isolation_level or cluster.config.isolation_level
     timeout_of_request_s = min(timeout_s, cluster.config.request_timeout_ms / 1000)
 
     def request(partitions: Iterable[TopicPartition]) -> ListOffsetsRequest:
-        return list_offsets_request(
-            cluster.topology,
-            {one: wanted[one] for one in partitions},
-            isolation_level=isolation_level,
-            timeout_s=timeout_of_request_s,
-        )
+        some = {one: wanted[one] for one in partitions}
+        return list_offsets_request(some, cluster.topology, level, timeout_s=timeout_of_request_s)
 
     return await _ask_leaders(cluster, wanted, request, timeout_s=timeout_s, what="listing offsets")
 
@@ -284,7 +289,7 @@ async def list_offsets_of_leader(
     leader_id: int,
     wanted: Mapping[TopicPartition, int],
     *,
-    isolation_level: int = 0,
+    isolation_level: IsolationLevel | None = None,
     timeout_s: float | None = None,
 ) -> tuple[dict[TopicPartition, ListedOffset], dict[TopicPartition, BrokerError]]:
     """Request offsets from one leader, without retries; return the offsets, and the errors of the other partitions.
@@ -293,23 +298,28 @@ async def list_offsets_of_leader(
         cluster: cluster of the leader.
         leader_id: node id of the leader.
         wanted: timestamp in milliseconds, EARLIEST or LATEST for each partition.
-        isolation_level: 1 for read_committed, 0 for read_uncommitted.
+        isolation_level: see ``list_offsets``.
         timeout_s: time to wait for the answer in seconds; by default ``request_timeout_ms``.
     """
     timeout_s = cluster.config.request_timeout_ms / 1000 if timeout_s is None else timeout_s
-    request = list_offsets_request(cluster.topology, wanted, isolation_level=isolation_level, timeout_s=timeout_s)
+    level = isolation_level or cluster.config.isolation_level
+    request = list_offsets_request(wanted, cluster.topology, level, timeout_s=timeout_s)
     return await _ask_leader(cluster, leader_id, request, wanted, timeout_s)
 
 
 def list_offsets_request(
-    topology: ClusterMetadata, wanted: Mapping[TopicPartition, int], *, isolation_level: int, timeout_s: float
+    wanted: Mapping[TopicPartition, int],
+    topology: ClusterMetadata = _NO_METADATA,
+    isolation_level: IsolationLevel = "read_uncommitted",
+    *,
+    timeout_s: float,
 ) -> ListOffsetsRequest:
-    """Return the request for offsets at timestamps, with the leader epochs that this client knows.
+    """Return the request for offsets at timestamps, with the leader epochs in ``topology``.
 
     Args:
-        topology: metadata of the cluster.
         wanted: timestamp in milliseconds, EARLIEST or LATEST for each partition.
-        isolation_level: 1 for read_committed, 0 for read_uncommitted.
+        topology: metadata of the cluster.
+        isolation_level: see ``list_offsets``.
         timeout_s: time to wait for the answer in seconds. A broker that reads remote storage (KIP-1075) answers with
             an error shortly before, so that the connection is not closed for want of an answer.
     """
@@ -317,8 +327,8 @@ def list_offsets_request(
         ListOffsetsPartition(*one, timestamp, current_leader_epoch=_epoch_of(topology, one))
         for one, timestamp in wanted.items()
     )
-    timeout_ms = round(timeout_s * _REMOTE_SHARE * 1000)
-    return ListOffsetsRequest(tuple(entries), isolation_level=isolation_level, timeout_ms=timeout_ms)
+    level, timeout_ms = ISOLATION_LEVELS[isolation_level], round(timeout_s * _REMOTE_SHARE * 1000)
+    return ListOffsetsRequest(tuple(entries), isolation_level=level, timeout_ms=timeout_ms)
 
 
 async def epoch_end_offsets(

@@ -11,6 +11,7 @@ from tailrace.protocol.message import NO_TOPIC_ID, ApiMessage, Request
 from tailrace.protocol.metadata import BrokerMetadata
 
 __all__ = [
+    "ISOLATION_LEVELS",
     "LAST_PRODUCE_IN_FIRST",
     "AbortedTransaction",
     "EpochEndOffset",
@@ -119,6 +120,10 @@ class FetchRequest(Request[FetchResponse], key=1, versions=(4, 17), flexible_fro
         "forgotten_topics_data", bare=True, since=7, ignorable=True, default=()
     )
     rack_id: str = field(since=11, ignorable=True, default="")
+
+
+ISOLATION_LEVELS = {"read_uncommitted": 0, "read_committed": 1}
+"""Values of ``isolation_level`` in Fetch and ListOffsets, by the value of the option."""
 
 
 # ---- ListOffsets and OffsetForLeaderEpoch ----------------------------------------------------------------------------

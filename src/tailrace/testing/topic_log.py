@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Self
 from uuid import UUID
 
 from tailrace.app.topics.routes import Routes
@@ -153,7 +154,12 @@ class LogSource:
         """Return True if a handler reads ``topic``."""
         return self.routes.reads(topic)
 
-    # ---- Source ------------------------------------------------------------------------------------------------
+    # ---- Source and SliceReader --------------------------------------------------------------------------------
+
+    @property
+    def reader(self) -> Self:
+        """The source itself."""
+        return self
 
     async def start(self, sink: RecordSink) -> int:
         """Assign all partitions to the group, and return the maximum number of queued records."""

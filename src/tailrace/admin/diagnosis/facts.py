@@ -393,7 +393,6 @@ async def log_sizes(reached: ReachedCluster, topics: Mapping[str, int]) -> dict[
 async def _offsets(reached: ReachedCluster, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Return the offsets at the timestamps ``wanted``; partitions whose leaders do not answer are missing."""
     found: dict[TopicPartition, int] = {}
-    isolation_level = int(reached.cluster.config.isolation_level == "read_committed")
     by_leader_id, _ = group_by_leader(reached.cluster, wanted)
 
     async def ask(node_id: int) -> None:
@@ -402,7 +401,6 @@ async def _offsets(reached: ReachedCluster, wanted: Mapping[TopicPartition, int]
                 reached.cluster,
                 node_id,
                 {one: wanted[one] for one in by_leader_id[node_id]},
-                isolation_level=isolation_level,
                 timeout_s=reached.request_s,
             )
             found.update({partition: one.offset for partition, one in listed.items()})

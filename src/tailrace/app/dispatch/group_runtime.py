@@ -164,7 +164,7 @@ class GroupRuntime:
     """Reads the records of one group, and passes each record to its handler.
 
     Attributes:
-        source: source of records; ``Source.next_slice`` is the call by which it reads.
+        source: source of records; ``source.reader.next_slice`` is the call by which the group reads.
         unmatched: number of records skipped because no handler matches them.
         left_behind: names of handlers that were canceled by the stop and still run.
     """
@@ -188,7 +188,7 @@ class GroupRuntime:
             self._routes.retries,
             deliver=self._dispatch,
             room_of=self._room_in_executors,
-            on_empty=self.source.progressed,
+            on_empty=self._on_progress,
             wall_clock=self.source.wall_clock,
         )
         self._runtimes: list[HandlerRuntime] = []
@@ -393,7 +393,7 @@ class GroupRuntime:
     async def _read_records(self) -> None:
         count = 0
         while True:
-            _, lease = await self.source.next_slice(self.room_of)
+            _, lease = await self.source.reader.next_slice(self.room_of)
             count += lease.count
             if lease.partition.topic in self._routes.retries:
                 self._retry_topic_records.hold(lease)
@@ -453,7 +453,7 @@ class GroupRuntime:
 
     def _on_progress(self) -> None:
         self._wakeup.set()
-        self.source.progressed()
+        self.source.reader.progressed()
         if self._routes.retries:
             self._retry_topic_records.room_changed()
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from tailrace.app.failures.dead_letters import due_at
 from tailrace.app.failures.delayed_records import wait_ms
@@ -104,21 +104,15 @@ class TransactionalSource:
         finally:
             await self._source.stop()
 
-    def next_slice(self, room_of: Callable[[TopicPartition], int]) -> Coroutine[Any, Any, tuple[Partition, Lease]]:
-        """Deliver the next records of one partition; see ``GroupTransactions.next_slice``."""
+    @property
+    def reader(self) -> GroupTransactions:
+        """Transactions of the group, after the start."""
         assert self.transactions is not None
-        return self.transactions.next_slice(room_of)
-
-    def progressed(self) -> None:
-        """Look again for records to deliver, because records were finished or there is room for more."""
-        if self.transactions is not None:
-            self.transactions.progressed()
-        self._source.progressed()
+        return self.transactions
 
     def halt(self) -> None:
         """Deliver and start no more records, and commit when the started records are finished."""
-        assert self.transactions is not None
-        self.transactions.halt()
+        self.reader.halt()
 
     def wall_clock(self) -> float:
         """Return the seconds since the epoch by the clock of the source."""
@@ -317,7 +311,7 @@ class GroupTransactions:
         if not self._is_stopping:
             self._handler_group.allow_starts()
         # Wake the revocation of partitions, which waits for the commit.
-        self._source.progressed()
+        self._source.reader.progressed()
 
     # ---- aborting ----------------------------------------------------------------------------------------------
 
@@ -486,6 +480,7 @@ class GroupTransactions:
         """Look again for records to deliver, because records were finished or there is room for more."""
         self._delivery.progressed()
         self._wakeup.set()
+        self._source.reader.progressed()
 
     def halt(self) -> None:
         """Deliver and start no more records, and commit when the started records are finished."""
@@ -571,7 +566,7 @@ class TransactionDelivery:
             until = self._deferred_records.next_due_at(now, self._group_view.delivered_offsets(), first)
         if (found := self._deliver_undelivered(room_of)) is not None:
             return found
-        if (received := await self._slice_wait.wait(self._source.next_slice(room), until)) is None:
+        if (received := await self._slice_wait.wait(self._source.reader.next_slice(room), until)) is None:
             return None
         position, lease = received
         if position.has_stale_commit or self._deferred_records.may_hold_back(position.topic_partition):

@@ -439,7 +439,8 @@ class Reader:
         """Wait until there may be records to deliver or an error to raise; only one task may wait at a time."""
         # The next attempt to read sets ``recheck_at`` again.
         until, self.maps.recheck_at = self.maps.recheck_at, None
-        if self.unreadable_batches is not None and (retry_at := self.unreadable_batches.next_retry_at) is not None:
+        unreadable = self.unreadable_batches
+        if unreadable is not None and unreadable.is_waiting and (retry_at := unreadable.next_retry_at) is not None:
             until = retry_at if until is None else min(until, retry_at)
         await self.wakeup.wait(until)
 

@@ -45,8 +45,6 @@ class UnreadableBatches:
     @property
     def next_retry_at(self) -> float | None:
         """Time of the event loop at which ``update`` must be called; None for no such time."""
-        if not self.is_waiting:
-            return None
         waiting = [one.unreadable for one in self._positions if one.fetched is None]
         return min((batch.retry_at for batch in waiting if batch is not None), default=None)
 

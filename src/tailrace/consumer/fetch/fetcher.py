@@ -69,7 +69,13 @@ from tailrace.errors import (
 from tailrace.net.broker import Channel, ChannelKey
 from tailrace.net.offsets import group_by_leader, list_offsets_of_leader
 from tailrace.observe.events import CorruptBatchFetched, FetchCompleted, FetchFailed, FetchInterrupted, LogTruncated
-from tailrace.protocol.records import AbortedTransaction, FetchedPartition, FetchRequest, FetchResponse
+from tailrace.protocol.records import (
+    ISOLATION_LEVELS,
+    AbortedTransaction,
+    FetchedPartition,
+    FetchRequest,
+    FetchResponse,
+)
 from tailrace.records import TopicPartition
 
 if TYPE_CHECKING:
@@ -144,7 +150,7 @@ class EndOffsetRefresher:
                 self._parts.cluster,
                 leader_id,
                 dict.fromkeys(before, LATEST),
-                isolation_level=self._parts.isolation_level,
+                isolation_level=self._parts.config.isolation_level,
             )
         except (BrokerConnectionError, MalformedMessageError):
             self._parts.metadata_refresher.ask()
@@ -486,7 +492,7 @@ class Fetcher:
             max_bytes=plan.max_bytes,
             partitions=part.partitions,
             forgotten=part.forgotten,
-            isolation_level=self._parts.isolation_level,
+            isolation_level=ISOLATION_LEVELS[self._parts.config.isolation_level],
             session_id=part.session_id,
             session_epoch=part.session_epoch,
             rack_id=self._parts.config.client_rack,

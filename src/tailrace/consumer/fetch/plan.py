@@ -71,19 +71,18 @@ class FetchSource:
     @property
     def is_recreated(self) -> bool:
         """True if the topic was recreated since its last fetch, so that its offsets belong to other records."""
-        fetched_id = self.partition.fetched_topic_id
-        # Two ids that are equal are nearly always the same object; a comparison by value is slow.
-        return fetched_id is not self.topic_id and is_other_log(
-            fetched_id, self.partition.topic_partition, self.topology
-        )
+        return self._is_other(self.partition.fetched_topic_id)
 
     @property
     def is_unassigned(self) -> bool:
         """True if the group has assigned the topic by its id, and the topic of this name has another id (KIP-848)."""
-        assigned_id = self.partition.assigned_topic_id
-        return assigned_id is not self.topic_id and is_other_log(
-            assigned_id, self.partition.topic_partition, self.topology
-        )
+        return self._is_other(self.partition.assigned_topic_id)
+
+    def _is_other(self, topic_id: UUID | None) -> bool:
+        # Two ids that are equal are nearly always the same object; a comparison by value is slow.
+        if topic_id is None or topic_id is self.topic_id:
+            return False
+        return is_other_log(topic_id, self.partition.topic_partition, self.topology)
 
     def request(self, offset: int, size: int) -> FetchPartition:
         """Return the entry of a fetch request for ``size`` bytes; the same object again if nothing has changed."""

@@ -135,7 +135,7 @@ class OffsetQueries:
         return await list_offsets(
             self._cluster,
             wanted,
-            isolation_level=self._parts.isolation_level,
+            isolation_level=self._parts.config.isolation_level,
             timeout_s=self._parts.default_timeout_s,
         )
 

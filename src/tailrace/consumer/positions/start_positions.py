@@ -450,7 +450,7 @@ class OffsetResetter:
             found: dict[TopicPartition, ListedOffset] = {}
             try:
                 found, errors = await list_offsets_of_leader(
-                    self._cluster, leader_id, wanted, isolation_level=self._parts.isolation_level
+                    self._cluster, leader_id, wanted, isolation_level=self._parts.config.isolation_level
                 )
             except (BrokerConnectionError, MalformedMessageError) as error:
                 is_answered, errors = False, {}

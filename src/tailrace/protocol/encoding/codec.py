@@ -11,7 +11,7 @@ Values have the type ``Any`` in this module; outside, they have the types that t
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from importlib import import_module
 from itertools import groupby
@@ -39,8 +39,12 @@ from tailrace.protocol.encoding.primitives import (
     Primitive,
     Sized,
     Uuid,
-    write_length,
-    write_uvarint,
+    grouped,
+    packed,
+    raise_misfit,
+    write_count,
+    write_sized,
+    write_tags,
 )
 from tailrace.values import Value
 
@@ -445,13 +449,13 @@ class _EncoderSource(_Source):
         super().__init__(flexible=flexible)
         self.names |= {
             "error": struct.error,
-            "grouped": _grouped,
-            "packed": _packed,
-            "raise_misfit": _raise_misfit,
+            "grouped": grouped,
+            "packed": packed,
+            "raise_misfit": raise_misfit,
             "raise_unsupported": _raise_unsupported,
-            "write_count": _write_count,
-            "write_sized": _write_sized,
-            "write_tags": _write_tags,
+            "write_count": write_count,
+            "write_sized": write_sized,
+            "write_tags": write_tags,
         }
 
     def write(self, value: str, shape: Shape, *, nullable: bool = False) -> None:
@@ -539,66 +543,6 @@ class _EncoderSource(_Source):
                 self.out = out
                 self.line(f"{tags}.append(({slot.tag}, {body}))")
         self.line(f"write_tags({out}, {tags})")
-
-
-def _write_count(out: bytearray, items: Collection[Any] | None, flexible: bool, nullable: bool) -> None:  # noqa: FBT001
-    if items is None and not nullable:
-        raise MalformedMessageError("the protocol requires an array, not None")
-    write_length(out, None if items is None else len(items), flexible=flexible)
-
-
-def _write_sized(out: bytearray, value: Any, kind: Sized, flexible: bool, nullable: bool) -> None:  # noqa: FBT001
-    if value is None:
-        if not nullable:
-            raise MalformedMessageError(f"the protocol requires a value of type {kind.name}, not None")
-        write_length(out, None, flexible=flexible, short=kind.short)
-        return
-    try:
-        raw = value.encode() if kind.is_text else value
-    except UnicodeEncodeError as error:
-        raise MalformedMessageError(f"{value!r} cannot be encoded as UTF-8") from error
-    if flexible and (length := len(raw)) < 0x7F:
-        out.append(length + 1)
-    else:
-        write_length(out, len(raw), flexible=flexible, short=kind.short)
-    out += raw
-
-
-def _write_tags(out: bytearray, tags: Sequence[tuple[int, bytearray]]) -> None:
-    out.append(len(tags))
-    for tag, body in tags:
-        write_uvarint(out, tag)
-        write_uvarint(out, len(body))
-        out += body
-
-
-def _grouped(entries: Iterable[Any] | None, key_of: Callable[[Any], Any]) -> Collection[Sequence[Any]] | None:
-    """Return the entries of each topic; None for None."""
-    if entries is None:
-        return None
-    topics: dict[Any, list[Any]] = {}
-    for entry in entries:
-        topics.setdefault(key_of(entry), []).append(entry)
-    return topics.values()
-
-
-def _packed(values: Any, number: Number, count: int | None = None) -> bytes:
-    """Return a number, or ``count`` numbers, as bytes."""
-    numbers = [values] if count is None else values
-    try:
-        return struct.pack(f">{len(numbers)}{number.code}", *numbers)
-    except struct.error:
-        _raise_misfit([number] * len(numbers), numbers)
-
-
-def _raise_misfit(types: Sequence[Number], values: Sequence[Any]) -> NoReturn:
-    """Raise MalformedMessageError for the first value that does not fit its type."""
-    for one, value in zip(types, values, strict=True):
-        try:
-            struct.pack(f">{one.code}", value)
-        except struct.error as error:
-            raise MalformedMessageError(f"{value!r} does not fit {one.name}") from error
-    raise AssertionError(f"all of {values!r} fit their types")
 
 
 def _raise_unsupported(one: UnsupportedField, version: int, value: Any) -> NoReturn:

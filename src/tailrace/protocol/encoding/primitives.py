@@ -8,9 +8,9 @@ time and memory.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 from uuid import UUID
 
 from tailrace.errors import MalformedMessageError
@@ -34,11 +34,17 @@ __all__ = [
     "Primitive",
     "Sized",
     "Uuid",
+    "grouped",
     "int8",
     "int16",
     "int32",
     "int64",
+    "packed",
+    "raise_misfit",
+    "write_count",
     "write_length",
+    "write_sized",
+    "write_tags",
     "write_uvarint",
 ]
 
@@ -247,3 +253,65 @@ int8 = Annotated[int, INT8]
 int16 = Annotated[int, INT16]
 int32 = Annotated[int, INT32]
 int64 = Annotated[int, INT64]
+
+# ---- values and arrays, written by the encoders that ``codec`` generates ---------------------------------------------
+
+
+def write_count(out: bytearray, items: Collection[Any] | None, flexible: bool, nullable: bool) -> None:  # noqa: FBT001
+    if items is None and not nullable:
+        raise MalformedMessageError("the protocol requires an array, not None")
+    write_length(out, None if items is None else len(items), flexible=flexible)
+
+
+def write_sized(out: bytearray, value: Any, kind: Sized, flexible: bool, nullable: bool) -> None:  # noqa: FBT001
+    if value is None:
+        if not nullable:
+            raise MalformedMessageError(f"the protocol requires a value of type {kind.name}, not None")
+        write_length(out, None, flexible=flexible, short=kind.short)
+        return
+    try:
+        raw = value.encode() if kind.is_text else value
+    except UnicodeEncodeError as error:
+        raise MalformedMessageError(f"{value!r} cannot be encoded as UTF-8") from error
+    if flexible and (length := len(raw)) < 0x7F:
+        out.append(length + 1)
+    else:
+        write_length(out, len(raw), flexible=flexible, short=kind.short)
+    out += raw
+
+
+def write_tags(out: bytearray, tags: Sequence[tuple[int, bytearray]]) -> None:
+    out.append(len(tags))
+    for tag, body in tags:
+        write_uvarint(out, tag)
+        write_uvarint(out, len(body))
+        out += body
+
+
+def grouped(entries: Iterable[Any] | None, key_of: Callable[[Any], Any]) -> Collection[Sequence[Any]] | None:
+    """Return the entries of each topic; None for None."""
+    if entries is None:
+        return None
+    topics: dict[Any, list[Any]] = {}
+    for entry in entries:
+        topics.setdefault(key_of(entry), []).append(entry)
+    return topics.values()
+
+
+def packed(values: Any, number: Number, count: int | None = None) -> bytes:
+    """Return a number, or ``count`` numbers, as bytes."""
+    numbers = [values] if count is None else values
+    try:
+        return struct.pack(f">{len(numbers)}{number.code}", *numbers)
+    except struct.error:
+        raise_misfit([number] * len(numbers), numbers)
+
+
+def raise_misfit(types: Sequence[Number], values: Sequence[Any]) -> NoReturn:
+    """Raise MalformedMessageError for the first value that does not fit its type."""
+    for one, value in zip(types, values, strict=True):
+        try:
+            struct.pack(f">{one.code}", value)
+        except struct.error as error:
+            raise MalformedMessageError(f"{value!r} does not fit {one.name}") from error
+    raise AssertionError(f"all of {values!r} fit their types")

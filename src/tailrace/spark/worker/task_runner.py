@@ -25,7 +25,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from operator import attrgetter
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, cast
 
 from tailrace.app.app import App
 from tailrace.app.dispatch.group_runtime import GroupRuntime
@@ -85,6 +85,11 @@ class ArrowSource:
         return
 
     # ---- interface of the handler group ------------------------------------------------------------------------
+
+    @property
+    def reader(self) -> Self:
+        """The source itself."""
+        return self
 
     async def start(self, sink: HandlerGroup) -> int:
         """Store the handler group, and return the maximum number of records in flight."""
