@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, Self
 from uuid import UUID
 
 from tailrace.core.offset_map import EncodedMetadata, OffsetMap, encode_metadata
@@ -22,7 +22,46 @@ from tailrace.errors import OffsetGapError
 from tailrace.protocol.message import NO_TOPIC_ID
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["AssignedPartitions", "BufferSpace", "OffsetMapSize", "Partition", "StartWait", "UnreadableBatch"]
+__all__ = [
+    "AssignedPartitions",
+    "BufferSpace",
+    "OffsetMapSize",
+    "Partition",
+    "QueuedBatch",
+    "StartWait",
+    "UnreadableBatch",
+]
+
+
+class QueuedBatch(Protocol):
+    """Batch in the queue of a partition: a ``BufferedBatch``, as far as code needs it that decodes no records."""
+
+    next_offset: int
+    leader_epoch: int
+    size: int
+    is_decompressing: bool
+
+    @property
+    def has_error(self) -> bool: ...
+
+    @property
+    def is_compressed(self) -> bool: ...
+
+    @property
+    def is_empty(self) -> bool: ...
+
+    @property
+    def next_timestamp(self) -> int | None: ...
+
+    @property
+    def plain_bytes(self) -> int: ...
+
+    def max_count_from(self, offset: int) -> int: ...
+
+    def merge(self, following: Self, /) -> bool: ...
+
+    def pack(self) -> None: ...
+
 
 # ---- space that the buffered batches of all partitions take together -------------------------------------------------
 
@@ -206,11 +245,11 @@ class Partition:
     """Offset of the next record if none is missing (``allow_offset_gaps=False``); None at the start of an epoch."""
     fetched: int | None = None
     """Next offset to fetch; None until the start offset is known, and after an error that ends the buffered batches."""
-    batches: deque[Any] = field(default_factory=deque)
-    """Fetched batches (``BufferedBatch``) whose records are not delivered, oldest first."""
+    batches: deque[QueuedBatch] = field(default_factory=deque)
+    """Fetched batches whose records are not delivered, oldest first."""
     buffered_bytes: int = 0
     """Bytes of ``batches``."""
-    decompressed: Any = None
+    decompressed: QueuedBatch | None = None
     """Batch that is decompressed, or that a thread is decompressing; None without one."""
     corrupt: tuple[int, int] = (-1, 0)
     """Offset of the last corrupt batch, and the number of times that it was fetched."""
@@ -416,7 +455,7 @@ class Partition:
 
     # ---- buffered batches --------------------------------------------------------------------------------------
 
-    def put(self, batch: Any) -> None:  # noqa: ANN401 - BufferedBatch is not pure
+    def put(self, batch: QueuedBatch) -> None:
         """Append a fetched batch, offsets without records, or an error, and fetch the offsets after it."""
         if not self.batches:
             self.space.waiting[self] = None
@@ -436,7 +475,7 @@ class Partition:
         space.held_bytes += size
         space.largest_bytes = max(space.largest_bytes, newest.size)
 
-    def put_back(self, batch: Any) -> None:  # noqa: ANN401 - BufferedBatch is not pure
+    def put_back(self, batch: QueuedBatch) -> None:
         """Prepend a batch of records that were taken but not delivered; it takes no space."""
         if not self.batches:
             self.space.waiting[self] = None
@@ -614,19 +653,19 @@ class AssignedPartitions:
         held = self._decompressed()
         if space.plain_bytes < space.max_bytes:
             return True
-        if any(one.decompressed.is_decompressing or is_read(one) for one in held):
+        if any(batch.is_decompressing or is_read(one) for one, batch in held):
             return False
         # No partition with a decompressed batch is read, so the batches may be packed in any order.
-        for partition in held:
+        for partition, batch in held:
             if space.plain_bytes < space.max_bytes:
                 break
-            space.plain_bytes -= partition.decompressed.plain_bytes
-            partition.decompressed.pack()
+            space.plain_bytes -= batch.plain_bytes
+            batch.pack()
             partition.decompressed = None
         return True
 
-    def _decompressed(self) -> list[Partition]:
-        """Return the partitions that hold a decompressed batch, and count the bytes of these batches."""
+    def _decompressed(self) -> list[tuple[Partition, QueuedBatch]]:
+        """Return the partitions that hold a decompressed batch, with the batches, and count the bytes of these."""
         held = []
         for partition in self:
             batch = partition.decompressed
@@ -638,8 +677,8 @@ class AssignedPartitions:
             # Records that were put back may be before the batch in the queue.
             is_buffered = any(one is batch for one in islice(partition.batches, 2))
             if is_buffered and (batch.plain_bytes or batch.is_decompressing):
-                held.append(partition)
+                held.append((partition, batch))
             else:
                 partition.decompressed = None
-        self.space.plain_bytes = sum(one.decompressed.plain_bytes for one in held)
+        self.space.plain_bytes = sum(batch.plain_bytes for _, batch in held)
         return held

@@ -13,7 +13,6 @@ from typing import cast
 import anyio
 
 from tailrace.config import ConsumerConfig
-from tailrace.consumer.delivery.buffered_batch import BufferedBatch
 from tailrace.consumer.delivery.reader import Reader
 from tailrace.consumer.fetch.fetcher import EndOffsetRefresher, Fetcher, connection_name
 from tailrace.consumer.group.membership import ConsumerMembership
@@ -294,8 +293,7 @@ class ConsumerRuntime:
 
         def next_timestamp(partition: TopicPartition) -> int | None:
             position = self.positions.get(partition)
-            batch: BufferedBatch | None = position.batches[0] if position is not None and position.batches else None
-            return None if batch is None else batch.next_timestamp
+            return position.batches[0].next_timestamp if position is not None and position.batches else None
 
         return ConsumerStatistics(
             client_id=self.config.client_id,

@@ -500,7 +500,7 @@ class Reader:
             limit = count if room_of is None else room_of(partition.topic_partition)
             if limit <= 0 or not self.is_readable(partition):
                 continue
-            batch: BufferedBatch = partition.batches[0]
+            batch = partition.batches[0]
             if not batch.is_decompressing and (not batch.is_compressed or self._may_decompress(room_of)):
                 return partition, limit
         return None, 0
@@ -514,7 +514,8 @@ class Reader:
         self, partition: Partition, count: int, room_of: RoomOf | None, columns: ColumnBuilder | None
     ) -> RecordSlice | None:
         """Take up to ``count`` records of the first batch; return None if none of them is to be delivered."""
-        batch: BufferedBatch = partition.batches[0]
+        batch = partition.batches[0]
+        assert isinstance(batch, BufferedBatch)
         if batch.is_compressed and not self._decompress(partition, batch):
             return None
         # Some of the records may not be delivered, and the others are then added to the columns below.
@@ -568,7 +569,8 @@ class Reader:
         """
         partition, added = found.partition, list[Record]()
         while found.buffered is None and (wanted := count - len(found.records) - len(added)) > 0 and partition.batches:
-            following: BufferedBatch = partition.batches[0]
+            following = partition.batches[0]
+            assert isinstance(following, BufferedBatch)
             if not following.can_share_slice or following.leader_epoch != found.leader_epoch:
                 break
             if following.is_compressed and not (
@@ -643,7 +645,7 @@ class Reader:
         """
         for partition in self._positions:
             while partition.batches and partition.batches[0].is_empty and self.is_readable(partition):
-                batch: BufferedBatch = partition.batches[0]
+                batch = partition.batches[0]
                 partition.remove_first()
                 partition.skip(batch.next_offset, batch.leader_epoch)
 
