@@ -295,6 +295,10 @@ class _ReplaceableConnection:
         self._failures = 0
         self.current = connection
         connection.on_lost = self._on_lost
+        for request, channel in CHANNEL_OF.items():
+            if channel is self._key.channel:
+                # Thus the first records and the first commit do not wait for generated code.
+                connection.broker_versions.prepare(request.api)
         broker.observer.emit(ConnectionOpened(connection.address, str(self._key)))
         return connection
 

@@ -196,6 +196,11 @@ class BrokerVersions:
             raise UnsupportedVersionError(self._mismatch(api, versions))
         return version
 
+    def prepare(self, api: Api[Any]) -> None:
+        """Generate encoder and decoder of the newest common version of ``api``."""
+        if (version := self._common_version(api, api.versions)) is not None:
+            api.prepare(version)
+
     def lacks(self, capability: Capability) -> str:
         """Return the APIs that the broker lacks for a capability, with the versions on both sides; empty if none."""
         return "; ".join(

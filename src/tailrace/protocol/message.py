@@ -70,6 +70,12 @@ class Api(Generic[ResponseT]):
     tagged_responses_from: int
     """First version whose responses have tagged fields in the header."""
 
+    def prepare(self, version: int) -> None:
+        """Generate encoder and decoder of ``version`` now, not for the first request and response."""
+        response_type: type = self.response_type
+        encoder_of(self.request_type, version, flexible=version >= self.flexible_from)
+        decoder_of(response_type, version, flexible=version >= self.flexible_from)
+
     def encode_request(self, request: object, version: int, *, correlation_id: int, client_id: str | None) -> bytearray:
         """Return the frame of a request, including its length.
 
