@@ -225,7 +225,7 @@ def test_tasks_are_created_in_known_modules(modules):
     """
     makers = {
         "tailrace/app/lifecycle.py": {"ensure_future"},
-        "tailrace/app/dispatch/executor.py": {"create_task"},
+        "tailrace/app/dispatch/workers.py": {"create_task"},
         "tailrace/consumer/supervisor.py": {"create_task", "ensure_future"},
         "tailrace/producer/producer.py": {"create_task"},
         "tailrace/producer/runtime.py": {"create_task"},

@@ -57,8 +57,8 @@ def test_failed_calls_have_a_duration_and_no_record():
 
     meter.note_run(3, 0.3, failed=1)
     meter.note_run(0, 5.0)
-    meter.note_call(10, 0.1, failed=4, is_batch=True)
-    meter.note_call(10, 0.1, is_batch=True)
+    meter.note_batch(10, 0.1, failed=4)
+    meter.note_batch(10, 0.1)
 
     assert meter.records == 2 + 6 + 10
     assert meter.batches == 1

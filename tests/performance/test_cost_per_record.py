@@ -13,7 +13,7 @@ from time import thread_time
 import pytest
 
 from tailrace.app.dispatch.call import HandlerCall
-from tailrace.app.dispatch.executor import ExecutorOptions
+from tailrace.app.dispatch.lanes import Lanes
 from tailrace.app.dispatch.record_executor import RecordExecutor, RecordWorker
 from tailrace.app.failures.policy import FailuresByIndex
 from tailrace.batches import record_batch
@@ -156,8 +156,7 @@ def test_handling_costs_no_more_than_recorded(records):
         async def recover(_executor: RecordExecutor, _work: RecordWorker, _failed: FailuresByIndex) -> None:
             raise AssertionError("no record fails")
 
-        options = ExecutorOptions(order_by="partition", concurrency=64, window=RECORDS, on_progress=lambda: None)
-        executor = RecordExecutor(HandlerCall(handle, handle), recover, options)
+        executor = RecordExecutor(Lanes("partition", RECORDS), HandlerCall(handle, handle), recover, 64, lambda: None)
         running = asyncio.create_task(executor.run(1))
         began = thread_time()
         executor.add(position.deliver(records, RECORDS))

@@ -19,7 +19,7 @@ from typing import Any, Self, cast
 from typing_extensions import Unpack
 
 from tailrace.app.declare.parameters import Provider
-from tailrace.app.dispatch.executor import Executor
+from tailrace.app.dispatch.group_runtime import Executor
 from tailrace.app.handlers import HandlerFunction, Handlers
 from tailrace.app.health.checks import Health, Vitals, examine
 from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, health_app, lag_report
@@ -418,7 +418,7 @@ class App(Handlers):
             ConsumerStateError: The app is not started, or has no such handler.
         """
         for executor in self._executors_of(handler):
-            executor.pause_handler()
+            executor.hold("paused")
 
     def resume(self, handler: HandlerFunction) -> None:
         """Start calls of a paused handler again.
@@ -427,7 +427,7 @@ class App(Handlers):
             ConsumerStateError: The app is not started, or has no such handler.
         """
         for executor in self._executors_of(handler):
-            executor.resume_handler()
+            executor.release("paused")
 
     def is_paused(self, handler: HandlerFunction) -> bool:
         """Return True if a handler is paused.
@@ -482,7 +482,7 @@ class App(Handlers):
                 "this app is started - declare handlers and hooks, and call include() and configure(), before the start"
             )
 
-    def _executors_of(self, handler: HandlerFunction) -> list[Executor[Any]]:
+    def _executors_of(self, handler: HandlerFunction) -> list[Executor]:
         executors = [executor for group in self.runtime.started_run.groups for executor in group.executors_of(handler)]
         if not executors:
             raise ConsumerStateError(f"{handler!r} is not a running handler of this app - pass the decorated function")

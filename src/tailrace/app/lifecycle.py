@@ -22,8 +22,8 @@ from tailrace.app.broker_needs import CANNOT_PUBLISH, BrokerNeeds, broker_needs
 from tailrace.app.declare.arguments import Opened
 from tailrace.app.declare.dependencies import Dependency, Overrides, open_into
 from tailrace.app.declare.parameters import Provider
-from tailrace.app.dispatch.executor import stop_all, task_error
 from tailrace.app.dispatch.group_runtime import Connect, GroupRuntime
+from tailrace.app.dispatch.workers import stop_all, task_error
 from tailrace.app.function_kinds import name_of
 from tailrace.app.handlers import Handlers, ResolvedHandler, resolve_handler
 from tailrace.app.health.checks import ConsumerEvents, Health, Vitals

@@ -132,10 +132,10 @@ class CallMeter:
             self.records += calls - failed
             self._calls.note(took_s / calls, calls)
 
-    def note_call(self, records: int, took_s: float, *, failed: int = 0, is_batch: bool) -> None:
-        """Record one call with ``records`` records, of which ``failed`` failed."""
+    def note_batch(self, records: int, took_s: float, *, failed: int = 0) -> None:
+        """Record one call with a batch of ``records`` records, of which ``failed`` failed."""
         self.records += records - failed
-        self.batches += is_batch and not failed
+        self.batches += not failed
         self._calls.note(took_s)
 
 

@@ -13,6 +13,7 @@ from tailrace import Record
 from tailrace.app.declare.prepared_handler import ValueCall
 from tailrace.app.dispatch import record_executor
 from tailrace.app.dispatch.record_executor import RecordWorker
+from tailrace.app.dispatch.workers import Workers
 from tailrace.installation import COMPILED, handler_run
 
 Run = Callable[..., Awaitable[object]]
@@ -42,7 +43,8 @@ def run(request) -> Run:
 
 
 def new_worker() -> RecordWorker:
-    return RecordWorker(contextvars.copy_context())
+    workers = Workers(1, lambda _worker: None, lambda _worker: None)
+    return RecordWorker(workers, contextvars.copy_context())
 
 
 def records(count: int = 10) -> Iterator[Record]:

@@ -9,8 +9,9 @@ import pytest
 
 from tailrace import App, Record, Retry, TopicPartition
 from tailrace.app.dispatch.batch_executor import BatchExecutor
+from tailrace.app.dispatch.batching import BatchAssembler
 from tailrace.app.dispatch.call import HandlerCall
-from tailrace.app.dispatch.executor import ExecutorOptions
+from tailrace.app.dispatch.lanes import Lanes
 from tailrace.app.dispatch.record_executor import RecordExecutor, RecordWorker
 from tailrace.app.failures.policy import FailuresByIndex
 from tailrace.app.policies import Batch
@@ -233,24 +234,29 @@ def at_the_beginning() -> Partition:
     return position
 
 
+def drop(executor: RecordExecutor | BatchExecutor, position: Partition) -> None:
+    """Drop a partition as ``GroupRuntime`` does."""
+    position.progress.halt()
+    executor.drop(PARTITION)
+
+
 async def test_a_record_lost_when_its_pause_ends_is_not_retried():
     """A record is not retried if its partition is lost in the same loop iteration in which its pause ends."""
-    loop, tried, waited = asyncio.get_running_loop(), [], []
+    loop, tried, waited, position = asyncio.get_running_loop(), [], [], at_the_beginning()
 
     async def fail(record: Record) -> None:
         tried.append(record.offset)
         raise ValueError("no")
 
     async def recover(_line: RecordExecutor, work: RecordWorker, _failed: FailuresByIndex) -> None:
-        loop.call_later(0.01, line.drop, PARTITION)
+        loop.call_later(0.01, drop, line, position)
         # Blocks the loop until both callbacks are due.
         loop.call_soon(time.sleep, 0.1)
-        waited.append(await line.pause_all(work, 0.05))
+        waited.append(await work.pause_all(0.05))
 
-    options = ExecutorOptions(order_by="key", concurrency=1, window=10, on_progress=lambda: None)
-    line = RecordExecutor(HandlerCall(fail, fail), recover, options)
+    line = RecordExecutor(Lanes("key", 10), HandlerCall(fail, fail), recover, 1, lambda: None)
     running = asyncio.create_task(line.run(1))
-    line.add((position := at_the_beginning()).deliver([RECORD], 1))
+    line.add(position.deliver([RECORD], 1))
     await until(lambda: waited != [])
     running.cancel()
     await asyncio.wait({running})
@@ -261,7 +267,7 @@ async def test_a_record_lost_when_its_pause_ends_is_not_retried():
 
 async def test_a_batch_does_not_start_when_its_partition_was_just_lost():
     """A batch whose task has not run yet does not start if its partition is lost."""
-    tried = []
+    tried, position = [], at_the_beginning()
 
     async def attempt(records: list[Record]) -> dict[int, Exception]:
         tried.append(records)
@@ -269,12 +275,12 @@ async def test_a_batch_does_not_start_when_its_partition_was_just_lost():
 
     async def recover(*_: object) -> None: ...
 
-    options = ExecutorOptions(order_by="partition", concurrency=1, window=10, on_progress=lambda: None)
-    line = BatchExecutor(attempt, recover, options, Batch(max_records=1))
+    batching = BatchAssembler("partition", Batch(max_records=1), window=10, ahead=1)
+    line = BatchExecutor(batching, attempt, recover, 1, lambda: None)
     running = asyncio.create_task(line.run(1))
-    line.add(at_the_beginning().deliver([RECORD], 1))
-    line.drop(PARTITION)
-    await until(lambda: not line.is_running)
+    line.add(position.deliver([RECORD], 1))
+    drop(line, position)
+    await until(lambda: not line.workers.in_flight)
     running.cancel()
     await asyncio.wait({running})
 

@@ -185,7 +185,7 @@ def test_poisoned_key_blocks_its_partition_at_half_the_limit(by_key, leases):
 def test_failed_records_take_room_until_finished(order_by, leases):
     """If all records of a partition fail, it stops at twice the remaining room, and a healthy partition continues."""
     full = []
-    lanes = Lanes(order_by, 30, on_full=lambda work, stuck: full.append((work.record.topic_partition, stuck)))
+    lanes = Lanes(order_by, 30, on_full=lambda record, stuck: full.append((record.topic_partition, stuck)))
     begun = {one: [] for one in PARTITIONS}
 
     def outage(partition):
@@ -338,7 +338,11 @@ def test_few_records_leave_room_for_more(leases):
 def test_shared_partition_does_not_wait_as_a_whole(leases):
     """If several handlers share a partition, it accepts more records until the lane is full, as others may run."""
     full = []
-    lanes = Lanes("partition", 8, is_shared=True, on_full=lambda work, waiting: full.append((where(work), waiting)))
+
+    def note(record: Record, waiting: int) -> None:
+        full.append(((record.topic_partition, record.offset), waiting))
+
+    lanes = Lanes("partition", 8, is_shared=True, on_full=note)
     lanes.add(leases.of(records(P, "a")))
     _, first = start(lanes)
 

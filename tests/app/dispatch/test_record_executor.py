@@ -7,7 +7,7 @@ import contextvars
 
 from tailrace import App, Record, TopicPartition
 from tailrace.app.dispatch.call import HandlerCall
-from tailrace.app.dispatch.executor import ExecutorOptions
+from tailrace.app.dispatch.lanes import Lanes
 from tailrace.app.dispatch.record_executor import RecordExecutor, RecordWorker
 from tailrace.app.failures.policy import FailuresByIndex
 from tailrace.consumer.partition import AssignedPartitions
@@ -25,11 +25,10 @@ async def test_failures_without_a_pause_do_not_starve_the_event_loop():
     async def fail(_record: Record) -> None:
         raise ValueError("no")
 
-    async def skip(line: RecordExecutor, work: RecordWorker, _failed: FailuresByIndex) -> None:
-        assert line.is_ours(work.records[0])
+    async def skip(_line: RecordExecutor, work: RecordWorker, _failed: FailuresByIndex) -> None:
+        assert work.is_ours(work.records[0])
 
-    options = ExecutorOptions(order_by="partition", concurrency=1, window=COUNT, on_progress=lambda: None)
-    line = RecordExecutor(HandlerCall(fail, fail), skip, options)
+    line = RecordExecutor(Lanes("partition", COUNT), HandlerCall(fail, fail), skip, 1, lambda: None)
     running = asyncio.create_task(line.run(1))
     line.add(position.deliver([Record("orders", 0, offset, None, b"", 0) for offset in range(COUNT)], COUNT))
     while line.waiting:
@@ -61,8 +60,7 @@ async def test_a_context_variable_ends_with_its_record():
     async def recover(_executor: RecordExecutor, _work: RecordWorker, _failed: FailuresByIndex) -> None:
         pass
 
-    options = ExecutorOptions(order_by="partition", concurrency=1, window=100, on_progress=lambda: None)
-    executor = RecordExecutor(HandlerCall(handle, handle), recover, options)
+    executor = RecordExecutor(Lanes("partition", 100), HandlerCall(handle, handle), recover, 1, lambda: None)
     running = asyncio.create_task(executor.run(1))
     executor.add(position.deliver([Record("orders", 0, offset, None, b"", 0) for offset in range(100)], 100))
     await asyncio.wait_for(all_seen.wait(), 10)

@@ -1,63 +1,80 @@
-"""Executor for batches: each due batch runs in its own task."""
+"""Executor for batches: each due batch (``app.dispatch.batching``) runs in its own task."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context
-from typing import TypeAlias
 
 from tailrace.app.dispatch.batching import BatchAssembler, HandlerBatch
-from tailrace.app.dispatch.executor import Executor, ExecutorOptions, Recover, Worker
+from tailrace.app.dispatch.call import BatchCall
+from tailrace.app.dispatch.workers import Hold, Recover, Worker, Workers
 from tailrace.app.failures.policy import FailuresByIndex
-from tailrace.app.policies import Batch
+from tailrace.core.metrics import CallMeter
 from tailrace.core.progress import Lease
 from tailrace.records import Record, TopicPartition
 
 __all__ = ["BatchExecutor", "BatchWorker"]
 
-Attempt: TypeAlias = Callable[[list[Record]], Awaitable[FailuresByIndex]]
-"""Calls the handler for a batch; returns the failures."""
-
 
 class BatchWorker(Worker):
     """Task that runs one batch."""
 
-    __slots__ = ("queued",)
+    __slots__ = ("_batching", "batch")
 
-    def __init__(self, context: Context, batch: HandlerBatch) -> None:
-        super().__init__(context)
-        self.queued: HandlerBatch = batch
+    def __init__(
+        self, workers: Workers[BatchWorker], context: Context, batch: HandlerBatch, batching: BatchAssembler
+    ) -> None:
+        super().__init__(workers, context)
+        self.batch, self._batching = batch, batching
 
     @property
     def records(self) -> list[Record]:
         """Records of the batch that are not finished."""
-        return self.queued.records
+        return self.batch.records
 
     @property
     def leases(self) -> list[Lease]:
         """Leases of the records."""
-        return self.queued.leases
+        return self.batch.leases
+
+    def abandon(self, partition: TopicPartition) -> None:
+        self._batching.abandon(self.batch, partition)
 
 
-class BatchExecutor(Executor[BatchWorker]):
-    """Executor for the batches of one handler."""
+class BatchExecutor:
+    """Executor for the batches of one handler.
 
-    handles_batches = True
+    Args:
+        batching: queue of the records, from which batches are taken.
+        call: call of the handler.
+        recover: retries or gives up failed records.
+        concurrency: maximum number of batches that run at once.
+        on_progress: called when a batch is finished or there is room for more records.
 
-    def __init__(self, attempt: Attempt, recover: Recover, options: ExecutorOptions, limits: Batch) -> None:
-        self._attempt = attempt
-        self._batching = BatchAssembler(
-            options.order_by,
-            limits,
-            window=options.window,
-            ahead=options.concurrency * limits.max_records,
-            on_full=options.on_full,
-        )
-        super().__init__(self._batching, recover, options)
+    Attributes:
+        workers: running tasks, one for each batch.
+        meter: durations and outcomes of the handler's calls.
+    """
+
+    def __init__(
+        self,
+        batching: BatchAssembler,
+        call: BatchCall,
+        recover: Recover,
+        concurrency: int,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self._batching, self._call, self._recover, self._on_progress = batching, call, recover, on_progress
+        self._loop = asyncio.get_running_loop()
+        self.workers = Workers(concurrency, self._waits, self._ended)
+        self.meter = CallMeter()
         self._last_started: BatchWorker | None = None
         """Worker of the batch that was started last; None once its handler has suspended or ended."""
         self._timer: asyncio.TimerHandle | None = None
+        """Timer for the next batch that is due."""
+
+    # ---- adding and starting -----------------------------------------------------------------------------------
 
     def room_of(self, partition: TopicPartition) -> int:
         """Return how many records of a partition may be added now.
@@ -65,34 +82,17 @@ class BatchExecutor(Executor[BatchWorker]):
         After the start of a batch, that is 0 until its handler suspends or ends.
         """
         # If records were decoded earlier, they would no longer be in the CPU's cache when their handler runs.
-        return 0 if self._last_started is not None else super().room_of(partition)
+        return 0 if self.is_paused or self._last_started is not None else self._batching.room_of(partition)
 
-    @property
-    def is_gathering(self) -> bool:
-        """True while records wait for more records of their batch."""
-        return self._batching.waiting > 0
+    def add(self, lease: Lease) -> None:
+        """Add the next records of a partition, and start the batches that are due."""
+        self._batching.add(lease, self._loop.time())
+        self._start_due()
 
     def hurry(self) -> None:
         """Start incomplete batches; call this if no more records come before all delivered records are finished."""
         self._batching.hurry()
         self._start_due()
-
-    @property
-    def started_or_due(self) -> int:
-        """Number of records that run, wait for their next attempt, or wait in a batch with a due time."""
-        started = sum(max(1, len(worker.records)) for worker in self._workers)
-        return started if self._timer is None else started + self._batching.waiting
-
-    def keep_only(self, worker: BatchWorker, records: Sequence[Record]) -> None:
-        """Finish all records of a batch except ``records``."""
-        kept_partitions = {lease.partition for lease in worker.leases}
-        self._batching.shrink(
-            worker.queued, [record for record in records if record.topic_partition in kept_partitions]
-        )
-        self._start_due()
-        self._on_progress()
-
-    # ---- starts --------------------------------------------------------------------------------------------------
 
     def _start_due(self) -> None:
         """Start all due batches, and set the timer for the next batch."""
@@ -102,10 +102,12 @@ class BatchExecutor(Executor[BatchWorker]):
 
     @property
     def _has_room(self) -> bool:
-        return self._may_start and len(self._workers.tasks) < self._workers.max_tasks
+        return not self.workers.holds and len(self.workers.tasks) < self.workers.max_tasks
 
     def _start(self, batch: HandlerBatch) -> None:
-        self._last_started = self._workers.start(lambda context: BatchWorker(context, batch), self._run_batch)
+        self._last_started = self.workers.start(
+            lambda context: BatchWorker(self.workers, context, batch, self._batching), self._run_batch
+        )
 
     def _set_timer(self, due_at: float | None) -> None:
         """Make the timer fire at ``due_at`` or earlier; stop the timer if ``due_at`` is None."""
@@ -122,25 +124,65 @@ class BatchExecutor(Executor[BatchWorker]):
         self._start_due()
         self._on_progress()
 
+    async def run(self, cleanup_s: float) -> None:
+        """Start batches until canceled; then cancel the running handlers and wait up to ``cleanup_s`` seconds for them.
+
+        Raises:
+            Exception: an error ends the app, such as HandlerFailedError with ``on_failure="stop"``.
+        """
+        try:
+            # SystemExit in a handler makes asyncio cancel all tasks. The shield keeps the error in this future.
+            await asyncio.shield(self.workers.first_error)
+        finally:
+            self.hold("app stops")
+            await self.workers.end(cleanup_s)
+
     # ---- running batches -----------------------------------------------------------------------------------------
 
     async def _run_batch(self, worker: BatchWorker) -> None:
         # Partitions of the batch may have been halted after this task was created and before it started to run.
-        self._leave_halted_partitions(worker)
+        worker.leave_halted()
         if worker.records and (failed := await self.attempt(worker)):
             await self._recover(self, worker, failed)
-        self._batching.finish(worker.queued)
+        self._batching.finish(worker.batch)
         # Thus more records are read in the next iteration of the event loop; ``_ended`` is called one iteration later.
         self._allow_more_records(worker)
 
-    async def _call(self, worker: BatchWorker) -> FailuresByIndex:
-        worker.since = self._loop.time()
+    async def attempt(self, worker: BatchWorker) -> FailuresByIndex:
+        """Call the handler; return the failures."""
+        count, began_at = len(worker.records), self._loop.time()
+        worker.since = began_at
+        failed: FailuresByIndex
         # If the event loop calls this before the handler has ended, the handler has suspended.
         self._loop.call_soon(self._allow_more_records, worker)
         try:
-            return await self._attempt(worker.records)
+            failed = await self._call(worker.records)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a handler may raise any exception
+            failed = dict.fromkeys(range(len(worker.records)), self.workers.failure_of(error))
         finally:
             worker.since = None
+        self.meter.note_batch(count, self._loop.time() - began_at, failed=len(failed))
+        return self.workers.check_attempt(failed)
+
+    def keep_only(self, worker: BatchWorker, records: Sequence[Record]) -> None:
+        """Finish all records of a batch except ``records``."""
+        kept_partitions = {lease.partition for lease in worker.leases}
+        self._batching.shrink(worker.batch, [record for record in records if record.topic_partition in kept_partitions])
+        self._start_due()
+        self._on_progress()
+
+    def _waits(self, worker: BatchWorker) -> None:
+        """Run other batches while ``worker`` waits for another attempt."""
+        self._batching.failed(worker.batch)
+        self._start_due()
+        self._on_progress()
+
+    def _ended(self, worker: BatchWorker) -> None:
+        """Start other batches after a task has ended."""
+        if self._last_started is worker:
+            self._last_started = None
+        self._start_due()
+        self._on_progress()
 
     def _allow_more_records(self, worker: BatchWorker) -> None:
         """Allow more records if ``worker`` was started last, because its handler has suspended or ended."""
@@ -148,10 +190,52 @@ class BatchExecutor(Executor[BatchWorker]):
             self._last_started = None
             self._on_progress()
 
-    def _remove(self, worker: BatchWorker, partition: TopicPartition) -> None:
-        self._batching.abandon(worker.queued, partition)
+    # ---- holding and halting -------------------------------------------------------------------------------------
 
-    def _ended(self, worker: BatchWorker) -> None:
-        if self._last_started is worker:
-            self._last_started = None
-        super()._ended(worker)
+    def hold(self, reason: Hold) -> None:
+        """Start no more batches until ``release``; started batches continue."""
+        if reason not in self.workers.holds:
+            self.workers.holds.add(reason)
+            self._start_due()
+            self._on_progress()
+
+    def release(self, reason: Hold) -> None:
+        """End ``hold`` for this reason."""
+        if reason in self.workers.holds:
+            self.workers.holds.remove(reason)
+            self._start_due()
+            self._on_progress()
+
+    def halt(self, partition: TopicPartition) -> None:
+        """Start no more records of a partition, and leave its records that do not run to the next owner."""
+        for lease in self._batching.drop(partition):
+            lease.abandon()
+        self.workers.leave(partition)
+
+    def drop(self, partition: TopicPartition) -> None:
+        """Forget a partition that was revoked, lost, sought or reset; retry none of its failed records."""
+        self._batching.drop(partition)
+        self.workers.leave(partition)
+
+    # ---- state -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_paused(self) -> bool:
+        """True while the user has paused the handler."""
+        return "paused" in self.workers.holds
+
+    @property
+    def waiting(self) -> int:
+        """Number of records that were added and have not started."""
+        return self._batching.waiting
+
+    @property
+    def started(self) -> list[Record]:
+        """Records that run or wait for their next attempt."""
+        return [record for worker in self.workers for record in worker.records]
+
+    @property
+    def started_or_due(self) -> int:
+        """Number of records that run, wait for their next attempt, or wait in a batch with a due time."""
+        started = sum(max(1, len(worker.records)) for worker in self.workers)
+        return started if self._timer is None else started + self._batching.waiting

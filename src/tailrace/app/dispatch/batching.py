@@ -23,7 +23,6 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TypeAlias
 
-from tailrace.app.dispatch.lanes import QueuedRecord
 from tailrace.app.policies import Batch, OrderBy
 from tailrace.core.progress import Lease
 from tailrace.records import Record, TopicPartition
@@ -272,20 +271,17 @@ class BatchAssembler:
 
     # ---- dropping ----------------------------------------------------------------------------------------------
 
-    def drop(self, partition: TopicPartition) -> tuple[list[Lease], list[QueuedRecord]]:
-        """Forget the waiting records of a partition and return their leases; a running batch continues.
-
-        The second list is always empty; it is for the parked records that ``Lanes.drop`` returns.
-        """
+    def drop(self, partition: TopicPartition) -> list[Lease]:
+        """Forget the waiting records of a partition and return their leases; a running batch continues."""
         pool = self._pools.get(self._pool_key(partition))
         if pool is None:
-            return [], []
+            return []
         dropped = [one for one in pool.slices if one.lease.partition == partition]
         for one in dropped:
             self._change_counts(pool, -one.lease.count, -self._size(one.lease.rest))
         pool.slices = deque(one for one in pool.slices if one.lease.partition != partition)
         self._schedule(pool)
-        return [one.lease for one in dropped], []
+        return [one.lease for one in dropped]
 
     # ---- inside ------------------------------------------------------------------------------------------------
 

@@ -1,21 +1,17 @@
-"""Construction of a handler's call from its parts, each of which wraps the next one.
+"""Call of a handler: everything that surrounds the user's function, in one order.
 
-The parts are, from the outermost; ``handler_call`` leaves out those that the handler does not need:
+From the outermost; a handler pays only for what it uses:
 
-1. instrumentation;
-2. transaction;
-3. replacement of a record of a retry or replay topic by the record as it was first read;
-4. ``when=``, so records that it excludes reach neither the middleware nor the function;
-5. for a batch, the failures of single records; for a record, the trace of the record;
-6. publishing of the result;
-7. for a plain function, the limit of its threads;
-8. fetches of the codec, such as a schema, which thus do not count towards the deadline;
-9. deadline;
-10. middleware, which may change the result to publish;
-11. decoding and the function, for a plain function in a thread.
+1. instrumentation, and the transaction;
+2. replacement of a record of a retry or replay topic by the record as it was first read;
+3. ``when=``, so records that it excludes reach neither the middleware nor the function;
+4. the trace of the record, and publishing of the result;
+5. the limits: of the threads for a plain function, then of the duration, which excludes fetches of schemas;
+6. middleware, which may change the result to publish;
+7. decoding and the function, for a plain function in a thread.
 
-The call for a record raises if the record fails; the call for a batch returns the failures. Without step 6, the caller
-publishes the result: ``RecordExecutor`` does so for a handler that declares no result and returns one nevertheless.
+``record_call`` and ``batch_call`` contain steps 1 to 4, ``_limited_call`` contains steps 5 to 7. The call for a record
+raises if the record fails; the call for a batch returns the failures.
 """
 
 from __future__ import annotations
@@ -24,6 +20,7 @@ import asyncio
 import functools
 import inspect
 import itertools
+import sys
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -42,46 +39,29 @@ from tailrace.app.function_kinds import name_of
 from tailrace.app.handlers import Handler, ResolvedHandler
 from tailrace.app.publish.encoding import results_in
 from tailrace.app.publish.results import ResultPublisher
-from tailrace.app.publish.traces import BatchTrace, result_trace, with_record_trace, with_span_as_trace
+from tailrace.app.publish.traces import BatchTrace, result_trace, with_span_as_trace
 from tailrace.app.sources import Transactions
 from tailrace.awaitables import resolve_call, resolve_result
 from tailrace.errors import ConfigurationError, DecodeError, HandlerFailedError, PartialFailureError
 from tailrace.observe.events import HandlerOverdue
-from tailrace.observe.hooks import HandlerInfo, Instrumentation, Observer
+from tailrace.observe.hooks import HandlerInfo, Observer, instrumentations_of
 from tailrace.producer.publisher import Publisher
+from tailrace.producer.traces import OPENTELEMETRY, record_trace, trace_in
 from tailrace.records import Record
 
-__all__ = [
-    "BatchCall",
-    "HandlerCall",
-    "HandlerContext",
-    "OverdueCalls",
-    "PublishResult",
-    "UnitCall",
-    "call_batch",
-    "handler_call",
-    "in_a_thread",
-    "matches",
-    "raising_if_all_fail",
-    "returning_failures",
-    "timeout_error",
-    "with_deadline",
-    "wrapped_by",
-]
+__all__ = ["BatchCall", "GroupParts", "HandlerCall", "OverdueCalls", "UnitCall", "batch_call", "matches", "record_call"]
 
-BatchCall: TypeAlias = Callable[[Any], Awaitable[Any]]
-"""Calls a handler for a batch; returns the failures, or raises an error with which all records of the batch fail."""
 UnitCall: TypeAlias = Callable[[Any], Awaitable[Any]]
 """Calls a handler for a record, or for the list of records of a batch."""
+BatchCall: TypeAlias = Callable[[list[Record]], Awaitable[FailuresByIndex]]
+"""Calls a handler for a batch; returns the failures, or raises an error with which all records of the batch fail."""
 PublishResult: TypeAlias = Callable[[Record, object], Awaitable[None]]
 """Publishes the result that a handler returned for a record, after awaiting it if it is awaitable."""
 
-# ---- context of a handler: the parts of its consumer group that all handlers of the group use ------------------------
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerContext:
-    """Parts of a consumer group that its handlers share."""
+class GroupParts:
+    """Objects of a consumer group that its handlers share."""
 
     opened: Opened
     """Values of app-scoped dependencies."""
@@ -91,9 +71,6 @@ class HandlerContext:
     transactions: Transactions | None
     """Transactions in which results are published; None for at-least-once delivery."""
     observer: Observer
-    instrumentations: Sequence[Instrumentation]
-    """Hooks that surround the calls of handlers, the outermost first."""
-    group_id: str
     own_topics: Container[str]
     """Retry and replay topics of the group; handlers receive each of the records there as it was first read."""
     delay_of: Callable[[str], int | None]
@@ -109,15 +86,15 @@ class HandlerContext:
     """
 
 
-# ---- construction of a handler's call from its parts, each of which wraps the next one -------------------------------
+# ---- the whole call, from the outermost step -------------------------------------------------------------------------
 
 
 class HandlerCall(NamedTuple):
-    """Call of a handler.
+    """Call of a handler for a record.
 
     Attributes:
-        handle: calls the handler. For a record, it raises if the record fails. For a batch, it returns the failures.
-        publish_result: publishes the result of ``handle`` for a record; called unless the result is None.
+        handle: calls the handler; raises if the record fails.
+        publish_result: publishes the result of ``handle``; called unless the result is None.
         value_call: parts of a faster call with the same effect as ``handle``, for records without headers while
             ``is_opentelemetry_imported`` is false; None if there is no faster call.
     """
@@ -127,76 +104,128 @@ class HandlerCall(NamedTuple):
     value_call: ValueCall | None = None
 
 
-def handler_call(handler: ResolvedHandler, context: HandlerContext, overdue_calls: OverdueCalls) -> HandlerCall:
-    """Return the call of a handler; ``overdue_calls`` counts the calls that still run after ``timeout_ms``."""
-    prepared, is_batch = handler.prepared, handler.batch is not None
-    timeout_s = None if handler.timeout_ms is None else handler.timeout_ms / 1000
-    middleware: tuple[Callable[..., UnitCall], ...]
-    middleware = handler.middleware
+def record_call(handler: ResolvedHandler, group: GroupParts, overdue_calls: OverdueCalls) -> HandlerCall:
+    """Return the call of a handler for a record; ``overdue_calls`` counts calls that still run after ``timeout_ms``."""
+    when, own_topics = handler.when, _own_topics(handler, group)
+    function = _limited_call(handler, group.opened, overdue_calls)
+    publish_result = _result_publisher(handler, group.publisher)
+    modules = sys.modules  # OpenTelemetry may be imported later.
+
+    async def handle(record: Record) -> None:
+        if own_topics is not None and record.topic in own_topics:
+            record = as_first_read(record)
+        if when is not None:
+            _check(when, record)
+        token = record_trace.set(trace_in(record.headers)) if record.headers or OPENTELEMETRY in modules else None
+        try:
+            if (returned := await function(record)) is not None:
+                await publish_result(record, returned)
+        finally:
+            if token is not None:
+                record_trace.reset(token)
+
+    def handle_directly(record: Record) -> Awaitable[object]:
+        # Without headers, a record is as it was first read, and has no trace.
+        return handle(record) if record.headers or OPENTELEMETRY in modules else function(record)
+
+    # Steps 1 to 4 do nothing for most handlers, which declare no result. To leave them out saves a coroutine. If such a
+    # function returns a result nevertheless, the executor publishes it.
+    options = (handler.publish, when, group.transactions)
+    is_surrounded = handler.middleware or instrumentations_of(group.observer) or any(one is not None for one in options)
+    if returns_nothing(handler.function) and not is_surrounded:
+        value_call = handler.prepared.value_call if handler.timeout_ms is None else None
+        return HandlerCall(handle_directly, publish_result, value_call)
+    call: UnitCall = handle
+    if group.transactions is not None:
+        call = group.transactions.wrap_call(call)
+    return HandlerCall(_instrumented(call, handler, group.observer), publish_result)
+
+
+def _result_publisher(handler: ResolvedHandler, publisher: Publisher) -> PublishResult:
+    results = ResultPublisher(publisher, handler.codec, handler.publish, handler.name)
+
+    async def publish_result(record: Record, returned: object) -> None:
+        returned = await resolve_result(returned, handler.prepared.name)
+        if returned is not None:
+            # The record is finished only after the acknowledgment, so no offset is committed before its results.
+            await results.publish([(returned, result_trace(record))])
+
+    return publish_result
+
+
+def batch_call(handler: ResolvedHandler, group: GroupParts, overdue_calls: OverdueCalls) -> BatchCall:
+    """Return the call of a handler for a batch; ``overdue_calls`` counts calls that run after ``timeout_ms``."""
+    prepared, when, own_topics = handler.prepared, handler.when, _own_topics(handler, group)
+    function = _limited_call(handler, group.opened, overdue_calls)
+    results = ResultPublisher(group.publisher, handler.codec, handler.publish, handler.name)
+
+    async def handle(records: list[Record]) -> FailuresByIndex:
+        if own_topics is not None and any(record.topic in own_topics for record in records):
+            records = [as_first_read(record) if record.topic in own_topics else record for record in records]
+        if when is None:
+            return await decodable_call(records)
+        return await _call_others(decodable_call, records, _unmatched(when, records))
+
+    async def call_and_publish(records: list[Record]) -> None:
+        with BatchTrace() as trace:
+            # Middleware may change the list that it receives, so it receives a copy.
+            returned = await function(list(records) if handler.middleware else records)
+            if returned is None or (returned := await resolve_result(returned, prepared.name)) is None:
+                return
+            items = results_in(returned)
+            # With one item per record, each item gets the trace of its record. Otherwise it is unknown which record an
+            # item belongs to.
+            is_one_each = len(items) == len(records)
+            headers = (record.headers for record in records) if is_one_each else itertools.repeat(())
+            # The batch is finished only after the acknowledgment, so no offset is committed before its results.
+            await results.publish(zip(items, map(trace.of, headers), strict=False))
+
+    decodable_call = _returning_failures(call_and_publish, prepared, handler.name)
+    call: UnitCall = handle
+    if group.transactions is not None:
+        call = group.transactions.wrap_call(_raising_if_all_fail(call))
+    return _instrumented(functools.partial(_call_batch, call), handler, group.observer)
+
+
+def _limited_call(handler: ResolvedHandler, opened: Opened, overdue_calls: OverdueCalls) -> UnitCall:
+    """Return the call of the function, with its middleware, deadline and limit of threads."""
+    prepared, timeout_s = handler.prepared, None if handler.timeout_ms is None else handler.timeout_ms / 1000
     call: UnitCall
-    value_call: ValueCall | None = None
     if not prepared.is_async:
-        call = in_a_thread(prepared, context.opened, timeout_s)
+        call = _in_a_thread(prepared, opened, timeout_s)
     else:
-        call = prepared.direct_call or (lambda unit: prepared.call(unit, context.opened))
-    if middleware:
-        call = wrapped_by(with_span_as_trace(call, prepared.name), middleware)
-    call = _with_limits(call, handler, timeout_s, overdue_calls)
-    results = ResultPublisher(context.publisher, handler.codec, handler.publish, handler.name)
-    publish_result = _result_publisher(results, prepared.name)
-    if is_batch:
-        publishing_call = _publishing_batch(call, results, prepared.name, has_middleware=bool(middleware))
-        call = returning_failures(publishing_call, prepared, handler.name)
-    else:
-        publishing_call = _publishing(call, publish_result)
-        # A function that declares no result may be called directly, which saves a coroutine. If it returns a result
-        # nevertheless, the executor calls ``publish_result``.
-        is_direct = returns_nothing(prepared.function) and handler.publish is None and not middleware
-        is_direct = is_direct and context.transactions is None and not context.instrumentations
-        if is_direct and handler.when is None and timeout_s is None:
-            value_call = prepared.value_call
-        call = with_record_trace(call if is_direct else publishing_call, publishing_call)
-    if handler.when is not None:
-        call = _batch_checking_when(call, handler.when) if is_batch else _checking_when(call, handler.when)
-    if middleware or handler.when is not None or not prepared.sees_values_only:
-        call = _with_first_read(call, context.own_topics, is_batch=is_batch)
-    if context.transactions is not None:
-        call = context.transactions.wrap_call(raising_if_all_fail(call) if is_batch else call)
-    return HandlerCall(
-        _instrumented(functools.partial(call_batch, call) if is_batch else call, handler, context),
-        publish_result,
-        value_call,
-    )
-
-
-def _with_limits(
-    call: UnitCall, handler: ResolvedHandler, timeout_s: float | None, overdue_calls: OverdueCalls
-) -> UnitCall:
-    """Return a call with the deadline of the handler, and for a plain handler with a strict limit of its threads."""
-    prepared = handler.prepared
+        call = prepared.direct_call or (lambda unit: prepared.call(unit, opened))
+    if handler.middleware:
+        call = _wrapped_by(with_span_as_trace(call, prepared.name), handler.middleware)
     if timeout_s is not None:
-        call = with_deadline(call, timeout_s, prepared.name, overdue_calls, is_async=prepared.is_async)
-        if prepared.prefetch is not None:
-            # Schemas are fetched from the schema registry before the deadline starts.
-            call = prepared.prefetch.then(call)
+        call = _with_deadline(call, timeout_s, prepared, overdue_calls)
     if prepared.is_async:
         return call
     # An attempt after a failure starts even if ``concurrency`` other calls run. The threads may share an object that
     # permits no more, such as a connection.
-    places, limited = asyncio.Semaphore(handler.concurrency), call
+    places, in_thread = asyncio.Semaphore(handler.concurrency), call
 
     async def call_in_place(unit: object) -> object:
         async with places:
-            return await limited(unit)
+            return await in_thread(unit)
 
     return call_in_place
 
 
-def _instrumented(call: UnitCall, handler: Handler, context: HandlerContext) -> UnitCall:
-    for instrumentation in reversed(context.instrumentations):
-        info = HandlerInfo(handler.name, context.group_id, is_batch=handler.batch is not None)
+def _own_topics(handler: ResolvedHandler, group: GroupParts) -> Container[str] | None:
+    """Return the topics whose records the handler receives as they were first read; None if it sees values only."""
+    sees_places = handler.middleware or handler.when is not None or not handler.prepared.sees_values_only
+    return group.own_topics if sees_places else None
+
+
+def _instrumented(call: UnitCall, handler: ResolvedHandler, observer: Observer) -> UnitCall:
+    for instrumentation in reversed(instrumentations_of(observer)):
+        info = HandlerInfo(handler.name, handler.group_id, is_batch=handler.batch is not None)
         call = instrumentation.around_handler(call, info)
     return call
+
+
+# ---- when= -----------------------------------------------------------------------------------------------------------
 
 
 def matches(handler: Handler, record: Record) -> bool:
@@ -211,86 +240,15 @@ def matches(handler: Handler, record: Record) -> bool:
         return True
 
 
-def _result_publisher(results: ResultPublisher, where: str) -> PublishResult:
-    async def publish_result(record: Record, returned: object) -> None:
-        returned = await resolve_result(returned, where)
-        if returned is not None:
-            # The record is finished only after the acknowledgment, so no offset is committed before its results.
-            await results.publish([(returned, result_trace(record))])
-
-    return publish_result
-
-
-def _publishing(call: UnitCall, publish_result: PublishResult) -> UnitCall:
-    async def call_and_publish(record: Record) -> None:
-        returned = await call(record)
-        if returned is not None:
-            await publish_result(record, returned)
-
-    return call_and_publish
-
-
-def _publishing_batch(call: UnitCall, results: ResultPublisher, where: str, *, has_middleware: bool) -> UnitCall:
-    async def call_and_publish(records: list[Record]) -> None:
-        with BatchTrace() as trace:
-            # Middleware may change the list that it receives, so it receives a copy.
-            returned = await call(list(records) if has_middleware else records)
-            if returned is None or (returned := await resolve_result(returned, where)) is None:
-                return
-            items = results_in(returned)
-            # With one item per record, each item gets the trace of its record. Otherwise it is unknown which record an
-            # item belongs to.
-            is_one_each = len(items) == len(records)
-            headers = (record.headers for record in records) if is_one_each else itertools.repeat(())
-            # The batch is finished only after the acknowledgment, so no offset is committed before its results.
-            await results.publish(zip(items, map(trace.of, headers), strict=False))
-
-    return call_and_publish
-
-
-def _with_first_read(call: UnitCall, own_topics: Container[str], *, is_batch: bool) -> UnitCall:
-    """Return a call in which each record of ``own_topics`` is replaced by the record as it was first read."""
-
-    def original(record: Record) -> Record:
-        return as_first_read(record) if record.topic in own_topics else record
-
-    if not is_batch:
-        return lambda record: call(original(record))
-
-    def call_with_originals(records: list[Record]) -> Awaitable[Any]:
-        has_copies = any(record.topic in own_topics for record in records)
-        return call([original(record) for record in records] if has_copies else records)
-
-    return call_with_originals
-
-
-def _checking_when(call: UnitCall, when: Callable[[Record], object]) -> UnitCall:
-    """Return a call that rejects records for which ``when`` is false."""
-
-    async def checked_call(record: Record) -> object:
-        _check(when, record)
-        return await call(record)
-
-    return checked_call
-
-
-def _batch_checking_when(call: UnitCall, when: Callable[[Record], object]) -> UnitCall:
-    """Return a call that passes on the records of a batch for which ``when`` is true; the other records fail."""
-
-    async def checked_call(records: list[Record]) -> FailuresByIndex:
-        failed: dict[int, Exception] = {}
-        for index, record in enumerate(records):
-            try:
-                _check(when, record)
-            except Exception as error:  # noqa: BLE001 - the user's predicate may raise any exception
-                failed[index] = error
-        matching = [index for index in range(len(records)) if index not in failed]
-        if matching:
-            call_failures = await call_batch(call, [records[index] for index in matching])
-            failed.update((matching[index], error) for index, error in call_failures.items())
-        return failed
-
-    return checked_call
+def _unmatched(when: Callable[[Record], object], records: Sequence[Record]) -> dict[int, Exception]:
+    """Return the failures of the records that ``when`` excludes, by their index."""
+    failed: dict[int, Exception] = {}
+    for index, record in enumerate(records):
+        try:
+            _check(when, record)
+        except Exception as error:  # noqa: BLE001 - the user's predicate may raise any exception
+            failed[index] = error
+    return failed
 
 
 def _check(when: Callable[[Record], object], record: Record) -> None:
@@ -317,13 +275,11 @@ def _result_of(when: Callable[[Record], object], record: Record) -> bool:
 
 # ---- threads and deadlines of calls ----------------------------------------------------------------------------------
 
-UnitT = TypeVar("UnitT", bound=Record | list[Record])
-
 _GRACE_S = 1.0
 """Seconds that a canceled handler has to clean up before its call counts as overdue."""
 
 
-def timeout_error(seconds: float) -> TimeoutError:
+def _timeout_error(seconds: float) -> TimeoutError:
     """Return the error of a call that was canceled after ``seconds``."""
     return TimeoutError(f"the handler took longer than timeout_ms={seconds * 1000:.0f}")
 
@@ -383,7 +339,7 @@ class _Deadline:
                     " its cancellation"
                 )
             if is_only_cancellation and issubclass(kind, asyncio.CancelledError):
-                raise timeout_error(self._seconds) from error
+                raise _timeout_error(self._seconds) from error
 
     def _expire(self) -> None:
         self._has_expired = True
@@ -396,36 +352,28 @@ class _Deadline:
         self._overdue_calls.start(self._first, self._seconds)
 
 
-def with_deadline(
-    call: Callable[[UnitT], Awaitable[object]],
-    seconds: float,
-    where: str,
-    overdue_calls: OverdueCalls,
-    *,
-    is_async: bool,
-) -> Callable[[UnitT], Awaitable[object]]:
+def _with_deadline(call: UnitCall, seconds: float, prepared: PreparedHandler, overdue_calls: OverdueCalls) -> UnitCall:
     """Return a call that raises TimeoutError if ``call`` takes longer than ``seconds``.
 
     An async handler is canceled at its deadline, and fails even if it returns a result after that. A plain handler
     fails only when it returns, because its thread cannot be stopped, and the next attempt must not run concurrently.
     ``overdue_calls`` counts calls that still run one second after the deadline.
     """
+    prefetch = prepared.prefetch
 
-    async def within(work: UnitT) -> object:
-        async with _Deadline(seconds, overdue_calls, _first_record(work), may_cancel=is_async):
-            returned = await call(work)
-            return returned if returned is None else await resolve_result(returned, where)
+    async def within(unit: Any) -> object:  # noqa: ANN401 - a record or a batch
+        if prefetch is not None and prefetch.lacks(unit):
+            # Schemas are fetched from the schema registry before the deadline starts.
+            await prefetch.fetch(unit)
+        first = unit if isinstance(unit, Record) else unit[0]
+        async with _Deadline(seconds, overdue_calls, first, may_cancel=prepared.is_async):
+            returned = await call(unit)
+            return returned if returned is None else await resolve_result(returned, prepared.name)
 
     return within
 
 
-def _first_record(work: Record | Sequence[Record]) -> Record:
-    return work if isinstance(work, Record) else work[0]
-
-
-def in_a_thread(
-    prepared: PreparedHandler, opened: Opened, timeout_s: float | None
-) -> Callable[[Any], Awaitable[object]]:
+def _in_a_thread(prepared: PreparedHandler, opened: Opened, timeout_s: float | None) -> UnitCall:
     """Return a call that runs a plain handler in a thread, and awaits the result if the handler returns an awaitable.
 
     The awaitable, but not the thread, is canceled ``timeout_s`` seconds after the start of the call.
@@ -446,7 +394,7 @@ def in_a_thread(
             except TimeoutError as error:
                 if timeout_s is None or not timeout.expired():
                     raise
-                raise timeout_error(timeout_s) from error
+                raise _timeout_error(timeout_s) from error
 
     return call
 
@@ -460,7 +408,7 @@ _calls: ContextVar[list[CoroutineType[Any, Any, object] | None] | None] = Contex
 """Coroutines that the current call of a middleware has created by ``call(record)``; None follows once it has ended."""
 
 
-def wrapped_by(
+def _wrapped_by(
     call: Callable[[WorkT], Coroutine[Any, Any, object]],
     middleware: Sequence[Callable[[Callable[[WorkT], Awaitable[object]]], Callable[[WorkT], Awaitable[object]]]],
 ) -> Callable[[WorkT], Coroutine[Any, Any, object]]:
@@ -553,7 +501,7 @@ class _AllFailedError(Exception):
         self.failed = failed
 
 
-async def call_batch(call: BatchCall, records: list[Record]) -> FailuresByIndex:
+async def _call_batch(call: UnitCall, records: list[Record]) -> FailuresByIndex:
     """Call a handler for a batch and return the failures; if the call raises, all records have failed."""
     try:
         return await call(records) or {}
@@ -563,7 +511,16 @@ async def call_batch(call: BatchCall, records: list[Record]) -> FailuresByIndex:
         return dict.fromkeys(range(len(records)), error)
 
 
-def returning_failures(call: BatchCall, prepared: PreparedHandler, where: str) -> BatchCall:
+async def _call_others(call: BatchCall, records: list[Record], failed: dict[int, Exception]) -> FailuresByIndex:
+    """Call a handler for the records of a batch that are not in ``failed``; return all failures."""
+    others = [index for index in range(len(records)) if index not in failed]
+    if others:
+        later_failures = await _call_batch(call, [records[index] for index in others])
+        failed.update((others[index], error) for index, error in later_failures.items())
+    return failed
+
+
+def _returning_failures(call: UnitCall, prepared: PreparedHandler, where: str) -> BatchCall:
     """Return a call that returns failures of single records instead of raising an error.
 
     A record fails alone if a PartialFailureError names it, or if it cannot be decoded. In the second case, the handler
@@ -580,24 +537,20 @@ def returning_failures(call: BatchCall, prepared: PreparedHandler, where: str) -
             if not failed:
                 # All records can be decoded, so the handler itself raised the DecodeError.
                 raise
-            decodable = [index for index in range(len(records)) if index not in failed]
-            if decodable:
-                later_failures = await call_batch(call_returning_failures, [records[index] for index in decodable])
-                failed.update((decodable[index], error) for index, error in later_failures.items())
-            return failed
+            return await _call_others(call_returning_failures, records, failed)
         return {}
 
     return call_returning_failures
 
 
-def raising_if_all_fail(call: BatchCall) -> BatchCall:
+def _raising_if_all_fail(call: BatchCall) -> BatchCall:
     """Return a call that raises an error if all records fail, so that nothing that the handler published is sent.
 
     If only some records fail, it is sent, because it contains the results of the other records.
     """
 
     async def call_raising_if_all_fail(records: list[Record]) -> FailuresByIndex:
-        failed = await call_batch(call, records)
+        failed = await _call_batch(call, records)
         if len(failed) == len(records):
             raise _AllFailedError(failed)
         return failed

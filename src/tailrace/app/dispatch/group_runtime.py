@@ -1,8 +1,9 @@
-"""Runtime of one consumer group of an app: its source, and an executor for each handler.
+"""Runtime of one consumer group of an app: its source, and its running handlers, each with an executor.
 
-A record goes to the first handler whose ``when=`` matches it. ``app.dispatch.executor`` keeps the order of records,
-``app.failures.policy`` decides about failed records, and ``app.failures.delayed_records`` delays the records of retry
-topics.
+A record goes to the first handler whose ``when=`` matches it: from ``GroupRuntime._read_records`` to ``add`` of its
+executor (``app.dispatch.record_executor``, ``app.dispatch.batch_executor``), which keeps the order of records, calls
+the handler, and passes failed records to ``app.failures.policy``. ``app.failures.delayed_records`` delays the records
+of retry topics.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import anyio
 
 from tailrace.app.declare.arguments import Opened
 from tailrace.app.dispatch.batch_executor import BatchExecutor
-from tailrace.app.dispatch.call import HandlerContext, OverdueCalls, handler_call, matches
-from tailrace.app.dispatch.executor import Executor, ExecutorOptions
-from tailrace.app.dispatch.lanes import FEW_RECORDS
+from tailrace.app.dispatch.batching import BatchAssembler
+from tailrace.app.dispatch.call import GroupParts, OverdueCalls, batch_call, matches, record_call
+from tailrace.app.dispatch.lanes import FEW_RECORDS, Lanes
 from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher
 from tailrace.app.failures.dead_letters import as_first_read, handler_of
@@ -31,7 +32,7 @@ from tailrace.app.publish.results import instrumented
 from tailrace.app.sources import Source, Transactions
 from tailrace.app.topics.routes import Routes
 from tailrace.awaitables import AutoResetEvent
-from tailrace.core.progress import Lease
+from tailrace.core.progress import Lease, Progress
 from tailrace.observe.events import (
     BatchFailed,
     Event,
@@ -49,7 +50,7 @@ from tailrace.observe.statistics import ConsumerStatistics, GroupStatistics, Han
 from tailrace.producer.publisher import Publisher
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["Connect", "GroupRuntime", "HandlerEvents", "HandlerRuntime", "handler_runtime"]
+__all__ = ["Connect", "Executor", "GroupRuntime", "HandlerEvents", "RunningHandler", "running_handler"]
 
 # ---- counts of one handler's failures, taken from its events ---------------------------------------------------------
 
@@ -84,30 +85,42 @@ class HandlerEvents:
                 pass
 
 
-# ---- construction of a handler's runtime: its call, its executor and its failure policy ------------------------------
+# ---- running handlers ------------------------------------------------------------------------------------------------
+
+Executor: TypeAlias = RecordExecutor | BatchExecutor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HandlerRuntime:
-    """Parts that run one handler."""
+class RunningHandler:
+    """Handler while its app runs: the resolved handler, and the parts that run it."""
 
     handler: ResolvedHandler
-    executor: Executor[Any]
+    executor: Executor
     policy: FailurePolicy
     overdue_calls: OverdueCalls
     events: HandlerEvents
 
-    def statistics(self, group_id: str) -> HandlerStatistics:
+    @property
+    def is_gathering(self) -> bool:
+        """True while records wait for more records of their batch."""
+        return self.handler.batch is not None and self.executor.waiting > 0
+
+    @property
+    def has_paused_records(self) -> bool:
+        """True if the handler is paused and records wait for it."""
+        return self.executor.is_paused and self.executor.waiting > 0
+
+    def statistics(self) -> HandlerStatistics:
         """Return the statistics of the handler."""
-        executor, events, meter = self.executor, self.events, self.executor.meter
+        handler, executor, events, meter = self.handler, self.executor, self.events, self.executor.meter
         return HandlerStatistics(
-            group_id=group_id,
-            handler=self.handler.name,
-            concurrency=self.handler.concurrency,
+            group_id=handler.group_id,
+            handler=handler.name,
+            concurrency=handler.concurrency,
             records=meter.records,
-            batches=meter.batches if executor.handles_batches else None,
+            batches=None if handler.batch is None else meter.batches,
             calls=meter.durations,
-            in_flight=executor.in_flight,
+            in_flight=executor.workers.in_flight,
             waiting=executor.waiting,
             failures=events.failures,
             retries=self.policy.retries,
@@ -118,36 +131,34 @@ class HandlerRuntime:
         )
 
 
-def handler_runtime(handler: ResolvedHandler, context: HandlerContext) -> HandlerRuntime:
-    """Build the runtime of a handler; in transactions, a handler without ``timeout_ms`` gets a default."""
-    limits = handler.batch
-    if context.transactions is not None and handler.timeout_ms is None:
-        timeout_ms = context.transactions.default_timeout_ms(0 if limits is None else limits.max_wait_ms)
+def running_handler(handler: ResolvedHandler, group: GroupParts) -> RunningHandler:
+    """Build the parts that run a handler; in transactions, a handler without ``timeout_ms`` gets a default."""
+    limits, concurrency, transactions = handler.batch, handler.concurrency, group.transactions
+    if transactions is not None and handler.timeout_ms is None:
+        timeout_ms = transactions.default_timeout_ms(0 if limits is None else limits.max_wait_ms)
         handler = replace(handler, timeout_ms=timeout_ms)
     events = HandlerEvents()
-    observer = context.observer.with_hooks(events)
+    observer = group.observer.with_hooks(events)
     overdue_calls = OverdueCalls(handler.name, observer)
-    call = handler_call(handler, context, overdue_calls)
     policy = FailurePolicy(
         handler,
-        dead_letter_publisher=context.dead_letter_publisher,
+        dead_letter_publisher=group.dead_letter_publisher,
         observer=observer,
-        transactions=context.transactions,
-        delay_of=context.delay_of,
+        transactions=transactions,
+        delay_of=group.delay_of,
     )
-    options = ExecutorOptions(
-        order_by=handler.order_by,
-        concurrency=handler.concurrency,
-        window=context.window,
-        on_progress=context.on_progress,
-        on_full=functools.partial(context.on_full, handler),
-    )
-    executor: Executor[Any]
+    on_full = functools.partial(group.on_full, handler)
+    executor: Executor
     if limits is None:
-        executor = RecordExecutor(call, policy.recover, options, is_shared=handler.when is not None)
+        lanes = Lanes(handler.order_by, group.window, on_full=on_full, is_shared=handler.when is not None)
+        call = record_call(handler, group, overdue_calls)
+        executor = RecordExecutor(lanes, call, policy.recover, concurrency, group.on_progress)
     else:
-        executor = BatchExecutor(call.handle, policy.recover, options, limits)
-    return HandlerRuntime(handler, executor, policy, overdue_calls, events)
+        ahead = concurrency * limits.max_records
+        batching = BatchAssembler(handler.order_by, limits, window=group.window, ahead=ahead, on_full=on_full)
+        batches = batch_call(handler, group, overdue_calls)
+        executor = BatchExecutor(batching, batches, policy.recover, concurrency, group.on_progress)
+    return RunningHandler(handler, executor, policy, overdue_calls, events)
 
 
 # ---- runtime of one consumer group of an app: its source, and an executor for each handler ---------------------------
@@ -191,8 +202,10 @@ class GroupRuntime:
             on_empty=self._on_progress,
             wall_clock=self.source.wall_clock,
         )
-        self._runtimes: list[HandlerRuntime] = []
-        self._runtimes_by_topic: dict[str, list[HandlerRuntime]] = {}
+        self._running: list[RunningHandler] = []
+        self._running_by_topic: dict[str, list[RunningHandler]] = {}
+        self._progress: dict[TopicPartition, Progress] = {}
+        """Progress of each partition's latest assignment epoch."""
         self._wakeup = AutoResetEvent()
         """Set when a record is finished or there is room for more records, for ``finish``."""
         self._next_read_paused_at: dict[TopicPartition, float] = {}
@@ -209,18 +222,15 @@ class GroupRuntime:
         """
         window = await self.source.start(self)
         self._transactions = self.source.transactions
-        instrumentations = instrumentations_of(self._observer)
         publisher = self._publisher
         if self._transactions is not None:
-            publisher = instrumented(self._transactions, instrumentations)
-        context = HandlerContext(
+            publisher = instrumented(self._transactions, instrumentations_of(self._observer))
+        parts = GroupParts(
             opened=self._opened,
             publisher=publisher,
             dead_letter_publisher=DeadLetterPublisher(self._routes, publisher, self.source.wall_clock),
             transactions=self._transactions,
             observer=self._observer,
-            instrumentations=instrumentations,
-            group_id=self.group_id,
             # A set is faster for the look-up of each record, but it does not contain topics that match a pattern.
             own_topics=self._routes if self._routes.patterns else self._routes.own_topics,
             delay_of=self._retry_topic_records.delay_of,
@@ -228,7 +238,7 @@ class GroupRuntime:
             on_progress=self._on_progress,
             on_full=self._emit_read_paused,
         )
-        self._runtimes = [handler_runtime(one, context) for one in self._handlers]
+        self._running = [running_handler(one, parts) for one in self._handlers]
 
     async def run(self, cleanup_s: float) -> None:
         """Handle records until canceled; then cancel running handlers and wait up to ``cleanup_s`` seconds for them.
@@ -238,10 +248,91 @@ class GroupRuntime:
             TailraceError: the source cannot continue.
         """
         async with anyio.create_task_group() as tasks:
-            for one in self._runtimes:
+            for one in self._running:
                 tasks.start_soon(self._run_handler, one, cleanup_s)
             tasks.start_soon(self._read_records)
             tasks.start_soon(self._retry_topic_records.run)
+
+    async def _read_records(self) -> None:
+        count = 0
+        while True:
+            _, lease = await self.source.reader.next_slice(self.room_of)
+            count += lease.count
+            self._progress[lease.partition] = lease.progress
+            if lease.partition.topic in self._routes.retries:
+                self._retry_topic_records.hold(lease)
+            else:
+                self._dispatch(lease)
+            if count >= FEW_RECORDS:
+                # Let the handlers run before more records are read, because those that do not suspend make room.
+                count = 0
+                await asyncio.sleep(0)
+
+    def _dispatch(self, lease: Lease) -> None:
+        handlers = self._running_of(lease.partition.topic)
+        if len(handlers) == 1 and handlers[0].handler.when is None:
+            handlers[0].executor.add(lease)
+            return
+        shares: dict[int, list[Record]] = {}
+        is_own_topic = lease.partition.topic in self._routes
+        for record in lease.rest:
+            original, order = record, list(range(len(handlers)))
+            if is_own_topic:
+                original, failed_in = as_first_read(record), handler_of(record)
+                # The handler in which the record failed comes first.
+                order.sort(key=lambda n: handlers[n].handler.name != failed_in)
+            matching = (n for n in order if matches(handlers[n].handler, original))
+            # A record that matches no handler goes to a handler with unmatched="fail", whose call rejects the record.
+            rejecting = (n for n in order if handlers[n].handler.unmatched == "fail")
+            chosen = next(matching, next(rejecting, None))
+            if chosen is None:
+                self.unmatched += 1
+                self._observer.emit(RecordUnmatched(record.topic_partition, record.offset))
+            else:
+                shares.setdefault(chosen, []).append(record)
+        for number, share in zip(shares, lease.split(shares.values()), strict=True):
+            handlers[number].executor.add(share)
+
+    def _running_of(self, topic: str) -> list[RunningHandler]:
+        found = self._running_by_topic.get(topic)
+        if found is None:
+            found = self._running_by_topic[topic] = [self._running[number] for number in self._routes.receivers(topic)]
+            if (pair := self._routes.overlapping_handlers(topic)) is not None:
+                self._observer.emit(HandlersOverlap(self.group_id, topic, (pair[0].name, pair[1].name)))
+        return found
+
+    def room_of(self, partition: TopicPartition) -> int:
+        """Return how many records of a partition may be read now."""
+        if self._is_ending:
+            return 0
+        room = self._room_in_executors(partition)
+        return self._retry_topic_records.limit(partition, room) if partition.topic in self._routes.retries else room
+
+    def _room_in_executors(self, partition: TopicPartition) -> int:
+        first, *others = self._running_of(partition.topic)
+        room = first.executor.room_of(partition)
+        return min([room, *(one.executor.room_of(partition) for one in others)]) if others else room
+
+    def _on_progress(self) -> None:
+        self._wakeup.set()
+        self.source.reader.progressed()
+        if self._routes.retries:
+            self._retry_topic_records.room_changed()
+
+    def _emit_read_paused(self, handler: Handler, record: Record, waiting: int) -> None:
+        now, partition = asyncio.get_running_loop().time(), record.topic_partition
+        if now >= self._next_read_paused_at.get(partition, now):
+            self._next_read_paused_at[partition] = now + _READ_PAUSED_INTERVAL_S
+            self._observer.emit(PartitionReadPaused(handler.name, partition, record.key, waiting))
+
+    async def _run_handler(self, running: RunningHandler, cleanup_s: float) -> None:
+        try:
+            await running.executor.run(cleanup_s)
+        finally:
+            for record in running.executor.workers.first_unfinished:
+                name, partition = running.handler.name, record.topic_partition
+                self.left_behind.append(name)
+                self._observer.emit(HandlerAbandoned(name, partition, record.offset, cleanup_s))
 
     async def finish(self, timeout_s: float) -> None:
         """Start no more records, and wait at most ``timeout_s`` seconds for started records to finish."""
@@ -254,44 +345,48 @@ class GroupRuntime:
         while self.is_running and asyncio.get_running_loop().time() < until:
             await self._wakeup.wait(until)
 
+    # ---- state -----------------------------------------------------------------------------------------------------
+
     def handler_in(self, task: asyncio.Task[Any]) -> str | None:
         """Return the name of the handler that runs in ``task``, or None. Thread-safe."""
-        return next((one.handler.name for one in self._runtimes if one.executor.runs_in(task)), None)
+        return next((one.handler.name for one in self._running if one.executor.workers.has_task(task)), None)
 
     @property
     def failure(self) -> BaseException | None:
         """Error with which a handler has ended the app; None if there is none."""
-        return next(filter(None, (one.executor.failure for one in self._runtimes)), None)
+        return next(filter(None, (one.executor.workers.error for one in self._running)), None)
 
     @property
     def is_settled(self) -> bool:
         """True if each unfinished record has failed for good, or waits for a record that has failed for good."""
         if self._transactions is not None and not self._transactions.are_settled:
             return False
-        return not self._retry_topic_records and all(
-            one.executor.started_or_due == one.policy.waiting and not one.executor.has_failed for one in self._runtimes
+        return (
+            not self._retry_topic_records
+            and self.failure is None
+            and all(one.executor.started_or_due == one.policy.waiting for one in self._running)
         )
 
-    def executors_of(self, function: Callable[..., object]) -> list[Executor[Any]]:
+    def executors_of(self, function: Callable[..., object]) -> list[Executor]:
         """Return the executors of a handler; several if it was declared more than once."""
         identity = identity_of(function)
-        return [one.executor for one in self._runtimes if identity_of(one.handler.function) == identity]
+        return [one.executor for one in self._running if identity_of(one.handler.function) == identity]
 
     @property
     def slowest(self) -> tuple[float, str]:
         """Seconds since the start of the oldest running call, and the name of its handler; 0 and "" if no call runs."""
-        return max(((one.executor.longest_s, one.handler.name) for one in self._runtimes), default=(0.0, ""))
+        return max(((one.executor.workers.longest_s, one.handler.name) for one in self._running), default=(0.0, ""))
 
     @property
     def overdue(self) -> Sequence[str]:
         """Names of handlers that still run after their ``timeout_ms``."""
-        return [one.handler.name for one in self._runtimes if one.overdue_calls.count]
+        return [one.handler.name for one in self._running if one.overdue_calls.count]
 
     @property
     def waiting(self) -> int:
         """Number of records that failed for good and block their lane until another attempt or write succeeds."""
         deferred = 0 if self._transactions is None else self._transactions.waiting
-        return deferred + sum(one.policy.waiting for one in self._runtimes)
+        return deferred + sum(one.policy.waiting for one in self._running)
 
     @property
     def unreadable(self) -> list[str]:
@@ -309,7 +404,7 @@ class GroupRuntime:
 
     def handler_statistics(self) -> list[HandlerStatistics]:
         """Return the statistics of each handler."""
-        return [one.statistics(self.group_id) for one in self._runtimes]
+        return [one.statistics() for one in self._running]
 
     def statistics(self) -> GroupStatistics:
         """Return the statistics of the group."""
@@ -322,143 +417,54 @@ class GroupRuntime:
         if self.source.consumer is None:
             return None
         return self.source.consumer.statistics_with(
-            [record for one in self._runtimes for record in one.executor.started]
+            [record for one in self._running for record in one.executor.started]
         )
+
+    # ---- for the source of records, see ``HandlerGroup`` ---------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
-        """True if a record runs or waits for its next attempt."""
-        return any(one.executor.is_running for one in self._runtimes)
+        return any(one.executor.workers.in_flight for one in self._running)
 
     @property
     def runs_current_records(self) -> bool:
-        """True if a record runs or waits for its next attempt, unless its partition was dropped since its start."""
-        return any(one.executor.runs_current_records for one in self._runtimes)
+        return any(one.executor.workers.run_current_records for one in self._running)
 
     @property
     def unstarted(self) -> int:
-        """Number of records that were read and have not started; all records of retry topics together count as one."""
-        return bool(self._retry_topic_records) + sum(one.executor.waiting for one in self._runtimes)
+        return bool(self._retry_topic_records) + sum(one.executor.waiting for one in self._running)
 
     def hold_starts(self) -> None:
-        """Start no more records until ``allow_starts``; started records continue."""
-        for one in self._runtimes:
-            one.executor.hold_starts()
+        for one in self._running:
+            one.executor.hold("transaction ends")
 
     def allow_starts(self) -> None:
-        """End ``hold_starts``."""
-        for one in self._runtimes:
-            one.executor.allow_starts()
+        for one in self._running:
+            one.executor.release("transaction ends")
 
     @property
     def waits_for_paused_handler(self) -> bool:
-        """True if no record runs and records wait for a paused handler."""
-        return not self.is_running and any(one.executor.has_paused_records for one in self._runtimes)
+        return not self.is_running and any(one.has_paused_records for one in self._running)
 
     @property
     def is_gathering(self) -> bool:
-        """True while an incomplete batch waits for more records."""
-        return any(one.executor.is_gathering for one in self._runtimes)
+        return any(one.is_gathering for one in self._running)
 
     def hurry(self) -> None:
-        """Start incomplete batches, because no more records are delivered before all delivered records are finished."""
-        for one in self._runtimes:
-            one.executor.hurry()
-
-    # ---- called by the reader ----------------------------------------------------------------------------------
+        for one in self._running:
+            if isinstance(one.executor, BatchExecutor):
+                one.executor.hurry()
 
     def halt(self, partition: TopicPartition) -> None:
-        """Start no more records of a partition, and leave its unstarted records to the next owner."""
+        if (progress := self._progress.get(partition)) is not None:
+            progress.halt()
         self._retry_topic_records.halt(partition)
-        for one in self._runtimes:
+        for one in self._running:
             one.executor.halt(partition)
 
     def drop(self, partition: TopicPartition) -> None:
-        """Forget a partition that was revoked, lost, sought or reset."""
+        if (progress := self._progress.pop(partition, None)) is not None:
+            progress.halt()
         self._retry_topic_records.drop(partition)
-        for one in self._runtimes:
+        for one in self._running:
             one.executor.drop(partition)
-
-    # ---- inside ------------------------------------------------------------------------------------------------
-
-    async def _run_handler(self, handler_runtime: HandlerRuntime, cleanup_s: float) -> None:
-        try:
-            await handler_runtime.executor.run(cleanup_s)
-        finally:
-            for record in handler_runtime.executor.first_unfinished:
-                name, partition = handler_runtime.handler.name, record.topic_partition
-                self.left_behind.append(name)
-                self._observer.emit(HandlerAbandoned(name, partition, record.offset, cleanup_s))
-
-    async def _read_records(self) -> None:
-        count = 0
-        while True:
-            _, lease = await self.source.reader.next_slice(self.room_of)
-            count += lease.count
-            if lease.partition.topic in self._routes.retries:
-                self._retry_topic_records.hold(lease)
-            else:
-                self._dispatch(lease)
-            if count >= FEW_RECORDS:
-                # Let the handlers run before more records are read, because those that do not suspend make room.
-                count = 0
-                await asyncio.sleep(0)
-
-    def room_of(self, partition: TopicPartition) -> int:
-        """Return how many records of a partition may be read now."""
-        if self._is_ending:
-            return 0
-        room = self._room_in_executors(partition)
-        return self._retry_topic_records.limit(partition, room) if partition.topic in self._routes.retries else room
-
-    def _room_in_executors(self, partition: TopicPartition) -> int:
-        first, *others = self._runtimes_of(partition.topic)
-        room = first.executor.room_of(partition)
-        return min([room, *(one.executor.room_of(partition) for one in others)]) if others else room
-
-    def _dispatch(self, lease: Lease) -> None:
-        runtimes = self._runtimes_of(lease.partition.topic)
-        if len(runtimes) == 1 and runtimes[0].handler.when is None:
-            runtimes[0].executor.add(lease)
-            return
-        shares: dict[int, list[Record]] = {}
-        is_own_topic = lease.partition.topic in self._routes
-        for record in lease.rest:
-            original, order = record, list(range(len(runtimes)))
-            if is_own_topic:
-                original, failed_in = as_first_read(record), handler_of(record)
-                # The handler in which the record failed comes first.
-                order.sort(key=lambda n: runtimes[n].handler.name != failed_in)
-            matching = (n for n in order if matches(runtimes[n].handler, original))
-            # A record that matches no handler goes to a handler with unmatched="fail", whose call rejects the record.
-            rejecting = (n for n in order if runtimes[n].handler.unmatched == "fail")
-            chosen = next(matching, next(rejecting, None))
-            if chosen is None:
-                self.unmatched += 1
-                self._observer.emit(RecordUnmatched(record.topic_partition, record.offset))
-            else:
-                shares.setdefault(chosen, []).append(record)
-        for number, share in zip(shares, lease.split(shares.values()), strict=True):
-            runtimes[number].executor.add(share)
-
-    def _runtimes_of(self, topic: str) -> list[HandlerRuntime]:
-        found = self._runtimes_by_topic.get(topic)
-        if found is None:
-            found = self._runtimes_by_topic[topic] = [
-                self._runtimes[number] for number in self._routes.receivers(topic)
-            ]
-            if (pair := self._routes.overlapping_handlers(topic)) is not None:
-                self._observer.emit(HandlersOverlap(self.group_id, topic, (pair[0].name, pair[1].name)))
-        return found
-
-    def _on_progress(self) -> None:
-        self._wakeup.set()
-        self.source.reader.progressed()
-        if self._routes.retries:
-            self._retry_topic_records.room_changed()
-
-    def _emit_read_paused(self, handler: Handler, record: Record, waiting: int) -> None:
-        now, partition = asyncio.get_running_loop().time(), record.topic_partition
-        if now >= self._next_read_paused_at.get(partition, now):
-            self._next_read_paused_at[partition] = now + _READ_PAUSED_INTERVAL_S
-            self._observer.emit(PartitionReadPaused(handler.name, partition, record.key, waiting))

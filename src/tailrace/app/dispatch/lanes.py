@@ -110,7 +110,7 @@ class Lanes:
         order_by: OrderBy,
         window: int,
         *,
-        on_full: Callable[[QueuedRecord, int], object] = lambda _queued, _waiting: None,
+        on_full: Callable[[Record, int], object] = lambda _record, _waiting: None,
         is_shared: bool = False,
     ) -> None:
         self.order_by = order_by
@@ -141,7 +141,7 @@ class Lanes:
 
     # ---- adding ------------------------------------------------------------------------------------------------
 
-    def add(self, lease: Lease, _now: float = 0.0) -> None:
+    def add(self, lease: Lease) -> None:
         """Add the next slice of a partition, with at most ``room_of`` records."""
         queue = self._queues.get(lease.partition)
         if queue is None:
@@ -266,7 +266,7 @@ class Lanes:
         queue.failing += 1
         stuck = queue.parked + queue.failing
         if stuck >= 2 * (self.window - self.parked - self.failing):
-            self._on_full(queued, stuck)
+            self._on_full(queued.record, stuck)
 
     def recovered(self, queued: QueuedRecord) -> None:
         """Count a record no longer as failing, because it will not be retried; ``finished`` is called next."""
@@ -368,4 +368,4 @@ class Lanes:
         queued.queue.parked += 1
         if len(first.parked) == self.lane_limit:
             queued.queue.full_lanes += 1
-            self._on_full(queued, self.lane_limit)
+            self._on_full(queued.record, self.lane_limit)

@@ -94,27 +94,27 @@ class FailedWork(Protocol):
     def records(self) -> Sequence[Record]:
         """Records that are not finished."""
 
-
-WorkT_contra = TypeVar("WorkT_contra", bound=FailedWork, contravariant=True)
-
-
-class RetryingExecutor(Protocol[WorkT_contra]):
-    """Interface through which FailurePolicy uses an executor, in whose lanes failed records wait."""
-
-    async def attempt(self, work: WorkT_contra) -> FailuresByIndex:
-        """Call the handler again; return the failures."""
-
-    def keep_only(self, work: WorkT_contra, records: Sequence[Record]) -> None:
-        """Finish all records of ``work`` except ``records``."""
-
-    async def pause_all(self, work: WorkT_contra, seconds: float) -> bool:
-        """Wait ``seconds`` for the next attempt; return False if all partitions of ``work`` are halted or dropped."""
+    async def pause_all(self, seconds: float) -> bool:
+        """Wait ``seconds`` for the next attempt; return False if all partitions of the work are halted or dropped."""
 
     async def pause(self, record: Record, seconds: float) -> bool:
         """Wait ``seconds`` while other lanes continue; return False if the partition has another owner afterwards."""
 
     def is_ours(self, record: Record) -> bool:
         """Return True if the record's partition has stayed assigned since the record was started."""
+
+
+WorkT_contra = TypeVar("WorkT_contra", bound=FailedWork, contravariant=True)
+
+
+class RetryingExecutor(Protocol[WorkT_contra]):
+    """Interface through which FailurePolicy uses the executor of the work."""
+
+    async def attempt(self, work: WorkT_contra) -> FailuresByIndex:
+        """Call the handler again; return the failures."""
+
+    def keep_only(self, work: WorkT_contra, records: Sequence[Record]) -> None:
+        """Finish all records of ``work`` except ``records``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +185,11 @@ class FailurePolicy:
             # Finish the successful records of a batch before the failed records are given up, which may take long.
             executor.keep_only(work, [one.record for one in failed_records])
             # If a partition was lost, its new owner handles the record again and gives it up.
-            given_up = [one for one in failed_records if not one.is_retried and executor.is_ours(one.record)]
-            await gather_in_order([self._give_up(executor, one) for one in given_up])
+            given_up = [one for one in failed_records if not one.is_retried and work.is_ours(one.record)]
+            await gather_in_order([self._give_up(work, one) for one in given_up])
             retried = [one for one in failed_records if one.is_retried]
             executor.keep_only(work, [one.record for one in retried])
-            if not retried or not await self._wait(executor, work, retried):
+            if not retried or not await self._wait(work, retried):
                 return
             self.retries += len(work.records)
             failed = await executor.attempt(work)
@@ -212,9 +212,7 @@ class FailurePolicy:
             found.append(_FailedRecord(record, error, count, decision))
         return found
 
-    async def _wait(
-        self, executor: RetryingExecutor[WorkT_contra], work: WorkT_contra, retried: Sequence[_FailedRecord]
-    ) -> bool:
+    async def _wait(self, work: FailedWork, retried: Sequence[_FailedRecord]) -> bool:
         """Wait before records are retried together; return False if the caller must not retry them.
 
         With transactions, set all records aside if the open transaction has no time for another attempt, if a record is
@@ -230,7 +228,7 @@ class FailurePolicy:
         paused = sum(one.decision.action is FailureAction.PAUSE for one in retried)
         self.waiting += paused
         try:
-            may_retry = has_time and await executor.pause_all(work, pause_s)
+            may_retry = has_time and await work.pause_all(pause_s)
         finally:
             self.waiting -= paused
         if transactions is not None and not may_retry:
@@ -266,7 +264,7 @@ class FailurePolicy:
             )
         )
 
-    async def _give_up(self, executor: RetryingExecutor[Any], failed: _FailedRecord) -> None:
+    async def _give_up(self, work: FailedWork, failed: _FailedRecord) -> None:
         """Send a record to its retry or dead-letter topic, skip the record, or stop the app, as was decided.
 
         If the topic refuses the record, wait and send it again until the topic acknowledges it or its partition is no
@@ -295,7 +293,7 @@ class FailurePolicy:
                 delay_ms = decision.topic_delay_ms
                 assert delay_ms is not None
                 outgoing = self._dead_letter_publisher.for_retry_topic(record, failures, error, name, delay_ms)
-                if await self._send(executor, record, outgoing, error):
+                if await self._send(work, record, outgoing, error):
                     event = RecordDelayed(
                         name, partition, offset, error_text(error), outgoing.topic, delay_ms / 1000, error
                     )
@@ -305,7 +303,7 @@ class FailurePolicy:
                 outgoing = self._dead_letter_publisher.for_dead_letter_topic(
                     record, failures, error, name, self._handler.dead_letter
                 )
-                if await self._send(executor, record, outgoing, error):
+                if await self._send(work, record, outgoing, error):
                     self._observer.emit(
                         RecordDeadLettered(name, partition, offset, error_text(error), outgoing.topic, error)
                     )
@@ -317,9 +315,7 @@ class FailurePolicy:
                     " on_failure='stop' is set; fix the handler, or set dead_letter or on_failure='skip'"
                 ) from error
 
-    async def _send(
-        self, executor: RetryingExecutor[Any], record: Record, outgoing: OutgoingFailure, error: Exception
-    ) -> bool:
+    async def _send(self, work: FailedWork, record: Record, outgoing: OutgoingFailure, error: Exception) -> bool:
         """Send a failed record until its topic acknowledges it; return False if the record will be delivered again.
 
         Between two attempts, the record waits in its lane. With transactions, the record is set aside after the first
@@ -327,7 +323,7 @@ class FailurePolicy:
         """
         name, partition, offset = self._handler.name, record.topic_partition, record.offset
         transactions, pause_s = self._transactions, self._handler.retry.max_backoff_ms / 1000
-        while executor.is_ours(record):
+        while work.is_ours(record):
             # Earlier transactions may have been aborted because versions of the record were too large.
             earlier = () if transactions is None else transactions.refusals.dead_letter_errors(partition, offset)
             refused = await self._dead_letter_publisher.send(outgoing, earlier)
@@ -347,7 +343,7 @@ class FailurePolicy:
                 return False
             self.waiting += 1
             try:
-                if not await executor.pause(record, pause_s):
+                if not await work.pause(record, pause_s):
                     return False
             finally:
                 self.waiting -= 1

@@ -5,16 +5,14 @@ A trace is a list of headers. Context variables contain the trace, also in tasks
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
-from tailrace.app.options import Handle
 from tailrace.awaitables import resolve_result
 from tailrace.producer.publisher import Headers
-from tailrace.producer.traces import OPENTELEMETRY, active_trace, record_trace, trace_in
+from tailrace.producer.traces import active_trace, record_trace, trace_in
 from tailrace.records import Record
 
 __all__ = [
@@ -23,36 +21,11 @@ __all__ = [
     "noted_trace",
     "replace_trace",
     "result_trace",
-    "with_record_trace",
     "with_span_as_trace",
 ]
 
 UnitT = TypeVar("UnitT")
 """Record, or list of the records of a batch."""
-
-
-def with_record_trace(call: Handle, traced: Handle) -> Handle:
-    """Return a handler that calls ``traced`` with the context variable set to the trace of the record.
-
-    If the record has no trace and OpenTelemetry is not imported, it calls ``call`` instead.
-    """
-
-    async def within_trace(record: Record, trace: Headers) -> object:
-        token = record_trace.set(trace)
-        try:
-            return await traced(record)
-        finally:
-            record_trace.reset(token)
-
-    modules = sys.modules  # OpenTelemetry may be imported later.
-
-    def handle(record: Record) -> Awaitable[object]:
-        if not record.headers and OPENTELEMETRY not in modules:
-            return call(record)
-        trace = trace_in(record.headers)
-        return within_trace(record, trace) if trace or OPENTELEMETRY in modules else call(record)
-
-    return handle
 
 
 def with_span_as_trace(

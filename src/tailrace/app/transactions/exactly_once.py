@@ -115,12 +115,10 @@ class TransactionalSource:
         self.reader.halt()
 
     def wall_clock(self) -> float:
-        """Return the seconds since the epoch by the clock of the source."""
         return self._source.wall_clock()
 
     @property
     def consumer(self) -> SinkConsumer | None:
-        """Consumer from which the records come; None without Kafka."""
         return self._source.consumer
 
 
@@ -410,29 +408,21 @@ class GroupTransactions:
                 PublishError(f"{partition} was lost before its transaction was committed"), needs_backoff=False
             )
 
-    # ---- called by handlers ------------------------------------------------------------------------------------
+    # ---- called by handlers and the group runtime, see ``Transactions`` ----------------------------------------
 
     async def publish(self, record: OutgoingRecord) -> None:
-        """Publish one message in the open transaction; see ``Attempts.publish``."""
         await self._attempts.publish(record)
 
     def wrap_call(self, handle: Callable[[WorkT], Awaitable[object]]) -> Callable[[WorkT], Awaitable[object]]:
-        """Return a function that calls ``handle`` and publishes the handler's messages only if the call succeeds."""
         return self._attempts.wrap_call(self, handle)
 
     def has_time(self, pause_s: float, work_s: float) -> bool:
-        """Return True if the open transaction has time for another attempt: ``pause_s`` and then ``work_s`` seconds."""
         if self._delivery.single_record is not None and pause_s > self._settings.interval_s:
             # While the transaction of a single record is open, no other record is handled, so the record must not wait.
             return False
         return self._window.has_time(pause_s + work_s, self._loop.time())
 
     def set_aside(self, record: Record, seconds: float, *, is_given_up: bool) -> None:
-        """Have the open transaction aborted; its other records are then handled again without ``record``.
-
-        After ``seconds`` at the earliest, ``record`` is delivered again, in a transaction of its own. Later records of
-        the partition wait until ``record`` is finished. ``is_given_up`` is True if ``record`` has failed for good.
-        """
         if record.topic_partition not in self._partitions.partitions():
             # The partition was revoked.
             return
@@ -448,25 +438,18 @@ class GroupTransactions:
         self._abort_soon(PublishError(reason), needs_backoff=False)
 
     def default_timeout_ms(self, max_wait_ms: int) -> int:
-        """Return the ``timeout_ms`` of a handler that has none, and whose batches wait ``max_wait_ms`` for records."""
         return max(1, round(self._settings.default_handler_timeout_s(max_wait_ms / 1000) * 1000))
 
     @property
     def stalled_s(self) -> float:
-        """Seconds without a commit although records wait for one; 0 below three transaction timeouts."""
         return self.stall.stalled_s
 
     @property
     def waiting(self) -> int:
-        """Number of records that failed for good and wait to be delivered again."""
         return self._deferred_records.count_given_up
 
     @property
     def are_settled(self) -> bool:
-        """True if no transaction is open, and all waiting records wait for one that has failed for good.
-
-        Records that come after such a record in its partition wait until it is finished.
-        """
         if self._window.is_open or len(self._deferred_records) > self._deferred_records.count_given_up:
             return False
         undelivered = self._partitions.undelivered.values()
@@ -474,10 +457,7 @@ class GroupTransactions:
             self._deferred_records.reaches(one.position.topic_partition, one.first.offset) for one in undelivered
         )
 
-    # ---- called by the group runtime -------------------------------------------------------------------------
-
     def progressed(self) -> None:
-        """Look again for records to deliver, because records were finished or there is room for more."""
         self._delivery.progressed()
         self._wakeup.set()
         self._source.reader.progressed()
@@ -488,7 +468,6 @@ class GroupTransactions:
         self._commit_soon()
 
     async def wait_until_no_transaction(self, until: float) -> None:
-        """Wait until no transaction is open, at most until the event loop time ``until``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._no_transaction_open.wait()
