@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, embedsignature=True, freethreading_compatible=True
+# cython: language_level=3, boundscheck=False, wraparound=False, embedsignature=True
 """Compiled parts: the decoder of record batches of format 2, the iterator of ``async for``, the loop over handlers, and
 buffers for responses.
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
-import sysconfig
 import tomllib
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -57,13 +52,3 @@ def test_the_page_names_the_accepted_versions_of_aiokafka():
 
     page = (ROOT / "docs" / "pythons.md").read_text(encoding="utf-8")
     assert f"aiokafka {', '.join(names[:-1])} and {names[-1]} are supported" in page
-
-
-@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="needs a free-threaded Python")
-def test_the_compiled_module_leaves_the_gil_disabled():
-    """Importing the compiled module does not enable the GIL."""
-    program = "import sys, tailrace._native; assert not sys._is_gil_enabled()"
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHON_GIL"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environ)
-
-    assert done.returncode == 0, done.stderr
