@@ -77,6 +77,10 @@ def configured(**options):
     return resolve({"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER", **options}, {})
 
 
+def provider_of(emit=lambda _event: None, **options):
+    return token_provider(configured(**options), emit)
+
+
 def produced_by(server) -> Witness:
     return Witness(f"127.0.0.1:{server.node.ports.internal}")
 
@@ -133,12 +137,10 @@ async def test_an_assertion_is_read_from_a_file_each_time(identity_provider, oid
     """The file of the assertion is read for each token request, because another program may renew it."""
     (tmp_path / "assertion").write_text("first\n")
     identity_provider.answer = 200, b'{"access_token": "a.b.c"}'
-    provide = token_provider(
-        configured(
-            **oidc,
-            sasl_oauthbearer_grant_type=JWT_BEARER,
-            sasl_oauthbearer_assertion_file=str(tmp_path / "assertion"),
-        )
+    provide = provider_of(
+        **oidc,
+        sasl_oauthbearer_grant_type=JWT_BEARER,
+        sasl_oauthbearer_assertion_file=str(tmp_path / "assertion"),
     )
     await provide()
     (tmp_path / "assertion").write_text("second")
@@ -161,7 +163,7 @@ async def test_a_token_is_cached_and_renewed_before_it_expires(validating, ident
 
 async def test_concurrent_callers_share_one_token_request(identity_provider, oidc):
     """Callers that need a token at the same time cause one request."""
-    provide = token_provider(configured(**oidc))
+    provide = provider_of(**oidc)
 
     assert len(set(await asyncio.gather(*(provide() for _ in range(10))))) == 1
     assert len(identity_provider.requests) == 1
@@ -285,14 +287,120 @@ def test_contradicting_options_are_refused(oidc, changed, message):
 async def test_a_key_that_cannot_sign_is_a_typed_error(oidc, tmp_path, content):
     """A private key that is half written or no key raises an error that names the file, and not its text."""
     (tmp_path / "key.pem").write_bytes(content)
-    provide = token_provider(
-        configured(
-            **oidc,
-            sasl_oauthbearer_grant_type=JWT_BEARER,
-            sasl_oauthbearer_assertion_private_key_file=str(tmp_path / "key.pem"),
-        )
+    provide = provider_of(
+        **oidc,
+        sasl_oauthbearer_grant_type=JWT_BEARER,
+        sasl_oauthbearer_assertion_private_key_file=str(tmp_path / "key.pem"),
     )
     with pytest.raises(ConfigurationError, match=r"sasl_oauthbearer_assertion_private_key_file: .*key\.pem"):
+        await provide()
+
+
+class Clock:
+    """Wall clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def time(self) -> float:
+        return time.time() + self.ahead_s
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    """Provide the wall clock of the token providers."""
+    moved = Clock()
+    monkeypatch.setattr(token_providers, "time", moved)
+    return moved
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ((503, b"not-the-s3cret"), "no token: HTTP status 503 - check"),
+        ((401, b"not-the-s3cret"), "the identity provider refused to issue a token: HTTP status 401"),
+        ((200, b"not-the-s3cret"), "the response has no access_token"),
+        ((200, b'{"access_token": "not-the-s3cret", "expires_in": -5}'), "returned a token that expired 5 s ago"),
+        ("hangs", "returned no token within 0.1 s - can it reach the identity provider?"),
+        ("secret", "HTTP status 401, invalid_client - check the options"),
+    ],
+    ids=str,
+)
+async def test_a_valid_token_is_used_when_its_renewal_fails(identity_provider, oidc, clock, fault, reason):
+    """While a token is valid, a failed renewal has no effect but one event; after the token's end, it is an error."""
+    events = []
+    provide = provider_of(events.append, **oidc, socket_connection_setup_timeout_ms=400)
+    first = await provide()
+    match fault:
+        case "hangs":
+            identity_provider.hangs = True
+        case "secret":
+            identity_provider.answer = 401, b'{"error": "invalid_client", "error_description": "not-the-s3cret"}'
+        case _:
+            identity_provider.answer = fault
+    clock.ahead_s = 0.85 * 60
+
+    assert [await provide() for _ in range(3)] == [first] * 3
+    assert len(set(await asyncio.gather(*(provide() for _ in range(10))))) == 1
+    (event,) = events
+    assert event.provider == "oidc"
+    assert reason in event.reason
+    assert not [one for one in (repr(event), *shown_by(event.exception)) if holds_a_secret(one) or first in one]
+    assert len(identity_provider.requests) == 2
+
+    clock.ahead_s = 61
+    with pytest.raises(TimeoutError if fault == "hangs" else BrokerConnectionError):
+        await asyncio.wait_for(provide(), 0.5)
+    assert len(events) == 1
+
+    if fault != "hangs":
+        identity_provider.restore()
+        assert await provide() != first
+
+
+async def test_a_renewal_that_fails_is_repeated(identity_provider, oidc, clock):
+    """A failed renewal is repeated before the token expires, and its token replaces the former one."""
+    provide = provider_of(**oidc)
+    first = await provide()
+    identity_provider.answer = 503, b""
+    clock.ahead_s = 0.85 * 60
+    assert await provide() == first
+    identity_provider.answer = None
+    clock.ahead_s += 10
+
+    assert await provide() != first
+
+
+async def test_a_renewal_goes_on_in_the_background(identity_provider, oidc, clock):
+    """A connection does not wait for a slow identity provider while its token is valid; a later one gets its token."""
+    provide = provider_of(**oidc, socket_connection_setup_timeout_ms=400)
+    first = await provide()
+    identity_provider.hangs = True
+    clock.ahead_s = 0.85 * 60
+    assert await provide() == first
+    identity_provider.restore()
+    clock.ahead_s += 5
+    async with asyncio.timeout(10):
+        while await provide() == first:  # noqa: ASYNC110 - a call each time
+            await asyncio.sleep(0.02)
+
+    assert not identity_provider.requests  # the request was sent before the restoration
+
+
+async def test_a_key_that_is_half_written_ends_no_running_client(identity_provider, oidc, clock, tmp_path):
+    """After the first token, a key file that cannot be read is an error that allows a retry."""
+    pem, identity_provider.trusted_key = new_key()
+    key = tmp_path / "key.pem"
+    key.write_bytes(pem)
+    oidc |= {
+        "sasl_oauthbearer_grant_type": JWT_BEARER,
+        "sasl_oauthbearer_assertion_private_key_file": str(key),
+    }
+    provide = provider_of(**oidc)
+    await provide()
+    key.write_bytes(pem[:100])
+    clock.ahead_s = 61
+    with pytest.raises(BrokerConnectionError, match=r"cannot sign with the key in .*key\.pem"):
         await provide()
 
 
@@ -321,13 +429,14 @@ async def test_a_function_is_named(validating, identity_provider, tmp_path, monk
     ("name", "message"),
     [
         ("no_such_module_here:token", "there is no module 'no_such_module_here' - run this where"),
+        ("azur:shop", "there is no module 'azur' - did you mean 'azure:NAMESPACE'?"),
         ("json:no_such_function", "json has no function 'no_such_function'"),
         ("os:sep", "os has no function 'sep'"),
     ],
 )
 def test_a_function_that_does_not_exist_is_a_typed_error(name, message):
     with pytest.raises(ConfigurationError, match=message):
-        token_provider(configured(sasl_oauth_token_provider=name))
+        provider_of(sasl_oauth_token_provider=name)
 
 
 async def test_a_module_that_cannot_be_imported_is_a_typed_error(tmp_path, monkeypatch):
@@ -335,13 +444,29 @@ async def test_a_module_that_cannot_be_imported_is_a_typed_error(tmp_path, monke
     monkeypatch.syspath_prepend(tmp_path)
 
     with pytest.raises(ConfigurationError, match="module 'signin_broken' cannot be imported: ModuleNotFoundError"):
-        token_provider(configured(sasl_oauth_token_provider="signin_broken:token"))
+        provider_of(sasl_oauth_token_provider="signin_broken:token")
 
 
-@pytest.mark.parametrize("name", ["aws", "aws:", "aws:EU West", "azure", "gcp:x", "oicd", "a.b", "a-b:c", "header.x.y"])
-def test_an_unknown_name_is_refused(name):
-    """The error lists the valid forms, and does not show the value, which may be a token."""
-    with pytest.raises(ConfigurationError, match=r"must be 'aws:REGION', .* not the given value") as caught:
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("aws", "aws:REGION"),
+        ("aws:", "aws:REGION"),
+        ("aws:EU West", "aws:REGION"),
+        ("Azure", "azure:NAMESPACE"),
+        ("azur:shop.servicebus.windows.net", "azure:NAMESPACE"),
+        ("gcp:x", "gcp"),
+        ("oicd", "oidc"),
+        ("oidc:https://login.example.org", "oidc"),
+        ("a.b", None),
+        ("a-b:c", None),
+        ("header.x.y", None),
+    ],
+)
+def test_an_unknown_name_is_refused(name, meant):
+    """The error lists the valid forms, suggests one, and does not show the value, which may be a token."""
+    end = "" if meant is None else f" - did you mean '{meant}'\\?"
+    with pytest.raises(ConfigurationError, match=rf"must be 'aws:REGION', .* not the given value{end}$") as caught:
         configured(sasl_oauth_token_provider=name)
     assert not [one for one in shown_by(caught.value) if f"'{name}'" in one]
 
@@ -354,7 +479,7 @@ async def test_aws_signs_a_url(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-s3cret")
     monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
-    provide = token_provider(configured(sasl_oauth_token_provider="aws:eu-west-1"))
+    provide = provider_of(sasl_oauth_token_provider="aws:eu-west-1")
 
     token = await provide()
 
@@ -391,7 +516,7 @@ async def test_missing_aws_credentials_are_a_typed_error(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    provide = token_provider(configured(sasl_oauth_token_provider="aws:eu-west-1"))
+    provide = provider_of(sasl_oauth_token_provider="aws:eu-west-1")
 
     with pytest.raises(BrokerConnectionError, match=r"'aws:eu-west-1': no token, because of .* - set AWS_PROFILE"):
         await provide()
@@ -416,7 +541,7 @@ async def test_azure_requests_the_scope_of_a_namespace(monkeypatch, target, scop
             return SimpleNamespace(token="a.b.c", expires_on=int(time.time()) + 100)
 
     monkeypatch.setattr(azure.identity, "DefaultAzureCredential", Credential)
-    provide = token_provider(configured(sasl_oauth_token_provider=f"azure:{target}"))
+    provide = provider_of(sasl_oauth_token_provider=f"azure:{target}")
 
     assert [await provide(), await provide()] == ["a.b.c"] * 2
     assert asked == [(scope,)]
@@ -433,7 +558,7 @@ async def test_gcp_wraps_the_access_token(monkeypatch):
             self.token, self.expiry = "ya29.x", expiry
 
     monkeypatch.setattr(google.auth, "default", lambda **_options: (Credentials(), "project"))
-    token = await token_provider(configured(sasl_oauth_token_provider="gcp"))()
+    token = await provider_of(sasl_oauth_token_provider="gcp")()
 
     head, claims, wrapped = (base64.urlsafe_b64decode(part + "==") for part in token.split("."))
     assert json.loads(head) == {"typ": "JWT", "alg": "GOOG_OAUTH2_TOKEN"}
@@ -456,7 +581,7 @@ def test_a_missing_package_is_named(monkeypatch, name, package):
     monkeypatch.setattr(token_providers, "find_spec", not_found)
     extra = name.partition(":")[0]
     with pytest.raises(ConfigurationError, match=rf"needs the package {package} - pip install '.\[{extra}\]'"):
-        token_provider(configured(sasl_oauth_token_provider=name))
+        provider_of(sasl_oauth_token_provider=name)
 
 
 def test_vendors_libraries_are_imported_only_when_they_are_used():
@@ -474,7 +599,7 @@ async def test_an_abandoned_thread_does_not_keep_the_program_alive():
         "import asyncio, threading, sys, types\n"
         "from tailrace.net.token_providers import named_provider\n"
         "module = types.ModuleType('hanging'); module.token = threading.Event().wait; sys.modules['hanging'] = module\n"
-        "provide = named_provider('hanging:token', None)\n"
+        "provide = named_provider('hanging:token', None, None)\n"
         "async def main():\n"
         "    try:\n"
         "        await asyncio.wait_for(provide(), 0.1)\n"

@@ -29,6 +29,7 @@ from tailrace.config.resolution import (
     refuse_inline_pem,
     resolve,
     resolve_producer,
+    similar_provider,
     split_address,
     with_changes,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "refuse_inline_pem",
     "resolve",
     "resolve_producer",
+    "similar_provider",
     "split_address",
     "with_changes",
 ]

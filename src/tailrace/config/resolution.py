@@ -52,6 +52,7 @@ __all__ = [
     "resolve",
     "resolve_producer",
     "similar",
+    "similar_provider",
     "split_address",
     "with_changes",
 ]
@@ -809,11 +810,19 @@ _PROVIDER_FORMS = (
 )
 
 
+def similar_provider(name: str) -> str:
+    """Return a hint at the token provider that is meant by ``name``; empty if there is none."""
+    forms = {"aws": "aws:REGION", "azure": "azure:NAMESPACE", "gcp": "gcp", "oidc": "oidc"}
+    close = difflib.get_close_matches(name.partition(":")[0].lower(), forms, n=1, cutoff=_SIMILARITY)
+    return f" - did you mean {forms[close[0]]!r}?" if close else ""
+
+
 def _convert_token_provider(value: object, where: str) -> object:
     """Convert a value of ``sasl_oauth_token_provider``; an invalid text is not shown, because it may be a token."""
     if value is None or callable(value) or (isinstance(value, str) and _NAMED_PROVIDER.fullmatch(value)):
         return value
-    raise ConfigurationError(f"{where} must be {_PROVIDER_FORMS}, not the given value")
+    hint = similar_provider(value) if isinstance(value, str) else ""
+    raise ConfigurationError(f"{where} must be {_PROVIDER_FORMS}, not the given value{hint}")
 
 
 def _convert_acks(value: object, where: str) -> object:

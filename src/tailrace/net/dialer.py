@@ -178,7 +178,7 @@ class Dialer:
         self.config = config
         emit = (observer or Observer()).emit
         self._tls = TlsFiles(config, lambda reason: emit(TlsFilesRefused(reason)))
-        self._token_provider = token_provider(config)
+        self._token_provider = token_provider(config, emit)
         self._timeout_s = config.socket_connection_setup_timeout_ms / 1000
         self._failed_at: dict[tuple[str, int], dict[SocketAddress, float]] = {}
         """Times at which addresses of a host and port have failed since their last success."""

@@ -25,6 +25,7 @@ from tailrace.errors import (
     RequestTimedOutError,
     TailraceError,
 )
+from tailrace.observe.events import TokenRenewalFailed
 from tailrace.protocol.handshake import SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest
 from tailrace.protocol.message import Request
 from tailrace.values import Hidden
@@ -231,8 +232,10 @@ def _check_encodable(config: ConsumerConfig) -> None:
             )
 
 
-def token_provider(config: ConsumerConfig) -> TokenProvider | None:
+def token_provider(config: ConsumerConfig, emit: Callable[[TokenRenewalFailed], None]) -> TokenProvider | None:
     """Return the token provider of a client, which caches tokens if it is named; None if the client needs none.
+
+    ``emit`` is called if a token cannot be renewed and the former one is used.
 
     Raises:
         ConfigurationError: a package is missing, or the function that the option names does not exist.
@@ -244,7 +247,7 @@ def token_provider(config: ConsumerConfig) -> TokenProvider | None:
         return provider
     from tailrace.net.token_providers import named_provider  # noqa: PLC0415 - imports urllib
 
-    return named_provider(str.__str__(provider), config)
+    return named_provider(str.__str__(provider), config, emit)
 
 
 class TokenProviderAdapter:

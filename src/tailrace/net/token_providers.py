@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import datetime as dt
 import json
 import ssl
 import threading
@@ -18,17 +19,23 @@ import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Callable
-from datetime import UTC
 from http.client import HTTPException
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from tailrace.awaitables import is_coroutine_function, resolve_result
-from tailrace.config import ConsumerConfig, TokenProvider
-from tailrace.errors import AuthenticationError, BrokerConnectionError, ConfigurationError, TailraceError
+from tailrace.config import ConsumerConfig, TokenProvider, similar_provider
+from tailrace.errors import (
+    AuthenticationError,
+    BrokerConnectionError,
+    ConfigurationError,
+    RequestTimedOutError,
+    TailraceError,
+)
 from tailrace.installation import install_hint
+from tailrace.observe.events import TokenRenewalFailed
 from tailrace.values import Hidden
 
 __all__ = ["expired_since_s", "expiry_of", "named_provider"]
@@ -37,6 +44,15 @@ _RENEWAL = 0.8
 """Part of a token's lifetime after which the next connection or renewal of a session requests a new token."""
 _ABANDONED_AFTER_S = 60.0
 """Time in seconds after which another thread replaces one that has not returned a token."""
+_PATIENCE = 0.25
+"""Part of the time limit of a connection for which it waits for a new token while the former one is valid."""
+_RETRY_AFTER_S = 10.0
+"""Maximum time in seconds between a failed renewal and the next one."""
+_MARGIN, _MAX_MARGIN_S = 0.05, 5.0
+"""Part of a token's lifetime, and its maximum in seconds, at whose beginning the token counts as expired.
+
+A broker whose clock is ahead refuses an expired token as it refuses wrong credentials.
+"""
 _HTTP_TIMEOUT_S = 10.0
 _MAX_RESPONSE_BYTES = 1 << 20
 _ASSERTION_LIFETIME_S = 300
@@ -50,35 +66,44 @@ class _Token(NamedTuple):
     """End of the token's lifetime in seconds since 1970; None if it is unknown."""
 
 
-def named_provider(name: str, config: ConsumerConfig) -> TokenProvider:
+Emit: TypeAlias = Callable[[TokenRenewalFailed], None]
+
+
+def named_provider(name: str, config: ConsumerConfig, emit: Emit) -> TokenProvider:
     """Return the token provider of a name, such as ``aws:eu-west-1`` or ``package.module:function``.
+
+    ``emit`` is called if a token cannot be renewed and the former one is used.
 
     Raises:
         ConfigurationError: a package is missing, or the function does not exist.
     """
     kind, _, argument = name.partition(":")
+
+    def cached(fetch: Callable[[], _Token], advice: str) -> TokenProvider:
+        return _CachedProvider(name, fetch, advice, _PATIENCE * config.socket_connection_setup_timeout_ms / 1000, emit)
+
     if kind == "aws":
         _require("aws_msk_iam_sasl_signer", "aws-msk-iam-sasl-signer-python", kind)
         advice = "set AWS_PROFILE, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role of this machine"
-        return _CachedProvider(name, lambda: _aws_token(argument), advice)
+        return cached(lambda: _aws_token(argument), advice)
     if kind == "azure":
         _require("azure.identity", "azure-identity", kind)
         advice = (
             "run `az login`, set AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET, or give this machine a"
             " managed identity"
         )
-        return _CachedProvider(name, _AzureTokens(_azure_scope(argument)), advice)
+        return cached(_AzureTokens(_azure_scope(argument)), advice)
     if kind == "gcp":
         _require("google.auth", "google-auth", kind)
         advice = (
             "run `gcloud auth application-default login`, set GOOGLE_APPLICATION_CREDENTIALS, or give this machine a"
             " service account"
         )
-        return _CachedProvider(name, _GoogleTokens(), advice)
+        return cached(_GoogleTokens(), advice)
     if kind == "oidc":
         if config.sasl_oauthbearer_assertion_private_key_file is not None:
             _require("jwt", "pyjwt", kind)
-        return _CachedProvider(name, _OidcTokens(config), "see the options sasl_oauthbearer_…")
+        return cached(_OidcTokens(config), "see the options sasl_oauthbearer_…")
     return _function_provider(name, kind, argument)
 
 
@@ -143,54 +168,97 @@ def _run_in_thread(function: Callable[[], Any]) -> asyncio.Future[Any]:
 
 
 class _CachedProvider:
-    """Token provider that caches the token of a blocking function."""
+    """Token provider that caches the token of a blocking function, and renews it before it expires."""
 
-    def __init__(self, name: str, fetch: Callable[[], _Token], advice: str) -> None:
+    def __init__(self, name: str, fetch: Callable[[], _Token], advice: str, patience_s: float, emit: Emit) -> None:
         self._name, self._fetch, self._advice = name, fetch, advice
+        self._patience_s, self._emit = patience_s, emit
         self._token: _Token | None = None
         self._renew_at = 0.0
+        self._usable_until = 0.0
         self._fetching: asyncio.Future[_Token] | None = None
         self._began_at = 0.0
 
     async def __call__(self) -> str:
         """Return the cached token, or a new one after four fifths of its lifetime.
 
+        If the token cannot be renewed, return it until it expires, and emit ``TokenRenewalFailed``.
+
         Raises:
             AuthenticationError: the identity provider refused the credentials.
             BrokerConnectionError: the function raised another exception, or returned an expired token.
-            ConfigurationError: a file cannot be read.
+            ConfigurationError: a file cannot be read before the first token.
         """
-        if self._token is None or time.time() >= self._renew_at:
-            now = asyncio.get_running_loop().time()
-            if self._fetching is None or now - self._began_at > _ABANDONED_AFTER_S:
-                self._fetching, self._began_at = _run_in_thread(self._fetch), now
-            fetching = self._fetching
+        if (now := time.time()) >= self._renew_at:
+            fetching, is_usable = self._begun_fetch(), now + self._patience_s < self._usable_until
+            await asyncio.wait([fetching], timeout=self._patience_s if is_usable else None)
+            if fetching.done() and self._fetching is fetching:
+                self._fetching = None
             try:
-                self._keep(await asyncio.shield(fetching))
+                self._keep(fetching)
             except TailraceError as error:
+                if not is_usable:
+                    raise
+                self._put_off(error)
+        assert self._token is not None
+        return cast("str", self._token.hidden.value)  # not in a local variable, which a traceback may show
+
+    def _begun_fetch(self) -> asyncio.Future[_Token]:
+        """Return the pending call of the function, which concurrent callers share; begin one if there is none."""
+        now, fetching = asyncio.get_running_loop().time(), self._fetching
+        is_abandoned = now - self._began_at > _ABANDONED_AFTER_S
+        if fetching is None or is_abandoned or (fetching.done() and not _has_valid_token(fetching)):
+            fetching, self._began_at = _run_in_thread(self._fetch), now
+        self._fetching = fetching
+        return fetching
+
+    def _keep(self, fetching: asyncio.Future[_Token]) -> None:
+        if not fetching.done():
+            raise RequestTimedOutError(
+                f"{_NAME}={self._name!r} returned no token within {self._patience_s:.1f} s"
+                " - can it reach the identity provider?"
+            )
+        match fetching.exception():
+            case None:
+                token = fetching.result()
+            case ConfigurationError() as error if self._token is not None:
+                # A file is being written, or was removed, since the first token.
+                raise BrokerConnectionError(str(error)) from None
+            case TailraceError() as error:
                 raise type(error)(str(error)) from error.__cause__
-            except Exception as error:
+            case error:
                 raise BrokerConnectionError(
                     f"{_NAME}={self._name!r}: no token, because of {type(error).__name__} - {self._advice};"
                     " see __cause__ for the text of the error, which may contain credentials"
                 ) from error
-            finally:
-                if fetching.done() and self._fetching is fetching:
-                    self._fetching = None
-        assert self._token is not None
-        token: str = self._token.hidden.value
-        return token
-
-    def _keep(self, token: _Token) -> None:
         now = time.time()
-        if token.expires_at is not None and token.expires_at <= now:
+        lifetime_s = None if token.expires_at is None else token.expires_at - now
+        if lifetime_s is not None and lifetime_s <= 0:
             raise BrokerConnectionError(
-                f"{_NAME}={self._name!r} returned a token that expired {now - token.expires_at:.0f} s ago"
+                f"{_NAME}={self._name!r} returned a token that expired {-lifetime_s:.0f} s ago"
                 " - check the clock of this machine and that of the identity provider"
             )
         self._token = token
         # A token of unknown lifetime is used once.
-        self._renew_at = now if token.expires_at is None else now + _RENEWAL * (token.expires_at - now)
+        self._renew_at = self._usable_until = now
+        if lifetime_s is not None:
+            self._renew_at += _RENEWAL * lifetime_s
+            self._usable_until += lifetime_s - min(_MARGIN * lifetime_s, _MAX_MARGIN_S)
+
+    def _put_off(self, error: TailraceError) -> None:
+        """Use the cached token until the next renewal."""
+        now = time.time()
+        if now >= self._renew_at:  # Only the first of concurrent callers reports the failure.
+            self._renew_at = now + min(_RETRY_AFTER_S, (self._usable_until - now) / 4)
+            until = dt.datetime.fromtimestamp(self._usable_until, dt.UTC).isoformat(timespec="seconds")
+            self._emit(TokenRenewalFailed(self._name, until, str(error), error))
+
+
+def _has_valid_token(fetched: asyncio.Future[_Token]) -> bool:
+    if fetched.exception() is not None:
+        return False
+    expires_at = fetched.result().expires_at
+    return expires_at is None or expires_at > time.time()
 
 
 # ---- functions -------------------------------------------------------------------------------------------------------
@@ -206,7 +274,8 @@ def _function_provider(name: str, module_name: str, function_name: str) -> Token
             reason = f"there is no module {module_name!r}"
         else:
             reason = f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigurationError(f"{_NAME}={name!r}: {reason} - run this where `import {module_name}` works") from error
+        hint = similar_provider(name) or f" - run this where `import {module_name}` works"
+        raise ConfigurationError(f"{_NAME}={name!r}: {reason}{hint}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ConfigurationError(f"{_NAME}={name!r}: {module_name} has no function {function_name!r}")
@@ -269,7 +338,7 @@ class _GoogleTokens:
         found = self._credentials.value
         found.refresh(Request())
         # google-auth's times are in UTC, without a time zone.
-        expires_at = found.expiry.replace(tzinfo=UTC).timestamp()
+        expires_at = found.expiry.replace(tzinfo=dt.UTC).timestamp()
         account = getattr(found, "service_account_email", None) or getattr(found, "account", None) or "unknown"
         header = {"typ": "JWT", "alg": "GOOG_OAUTH2_TOKEN"}
         claims = {"exp": expires_at, "iat": time.time(), "iss": "Google", "scope": "kafka", "sub": account}

@@ -94,6 +94,7 @@ __all__ = [
     "StartOffsetFound",
     "TelemetryFailed",
     "TlsFilesRefused",
+    "TokenRenewalFailed",
     "TopicCreated",
     "TopicMissing",
     "TopicRecreated",
@@ -166,6 +167,19 @@ class TlsFilesRefused(Event):
     level = logging.WARNING
     reason: str
     """Reason, with the names of the files."""
+
+
+class TokenRenewalFailed(Event):
+    """A token for OAUTHBEARER could not be renewed. New connections use the former one until it expires."""
+
+    level = logging.WARNING
+    repeated_s = 30.0
+    provider: str
+    """Value of ``sasl_oauth_token_provider``."""
+    usable_until: str
+    """Time until which the former token is used, in ISO 8601."""
+    reason: str
+    exception: BaseException | None = None
 
 
 class ConnectionLost(Event):

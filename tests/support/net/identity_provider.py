@@ -7,6 +7,7 @@ import json
 import threading
 import time
 import urllib.parse
+import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -88,7 +89,8 @@ class IdentityProvider:
     def token(self, **changed: Any) -> str:
         """Return a signed JWT."""
         now = time.time()
-        claims = {"sub": CLIENT_ID, "aud": AUDIENCE, "iat": int(now) - 1, "exp": now + self.lifetime_s, **changed}
+        times = {"iat": int(now) - 1, "exp": now + self.lifetime_s}
+        claims = {"sub": CLIENT_ID, "aud": AUDIENCE, "jti": str(uuid.uuid4()), **times, **changed}
         claims["exp"] = int(claims["exp"])
         header = {"alg": "RS256", "typ": "JWT", "kid": "k1"}
         signed = ".".join(_base64url(json.dumps(one).encode()) for one in (header, claims))
