@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import azure.identity
 import google.auth
+import msgspec
 import pytest
 from google.auth.credentials import Credentials as GoogleCredentials
 
@@ -26,8 +27,9 @@ from tailrace.errors import AuthenticationError, BrokerConnectionError, Configur
 from tailrace.net import token_providers
 from tailrace.net.security import token_provider
 from tailrace.net.token_providers import expiry_of
+from tailrace.protocol.handshake import SaslAuthenticateRequest
 from tailrace.testing import KafkaServer
-from tests.support.commands import COMMAND
+from tests.support.commands import COMMAND, environment
 from tests.support.net.identity_provider import CLIENT_ID, CLIENT_SECRET, IdentityProvider, broker_settings, new_key
 from tests.support.net.open_connections import dialled
 from tests.support.net.secrets_shown import shown_by
@@ -58,7 +60,7 @@ def validating(identity_provider):
     with pytest.MonkeyPatch.context() as patch:
         allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={identity_provider.url}/jwks"
         patch.setenv("JAVA_TOOL_OPTIONS", allowed)
-        with KafkaServer(security="OAUTHBEARER", config=broker_settings(identity_provider)) as server:
+        with KafkaServer(security="OAUTHBEARER", config=broker_settings(identity_provider), proxied=True) as server:
             yield server
 
 
@@ -485,6 +487,11 @@ async def test_aws_signs_a_url(monkeypatch):
 
     assert await provide() is token
     assert "not-the-s3cret" not in repr(provide)
+    check_aws_token(token)
+
+
+def check_aws_token(token) -> None:
+    """Check the URL that a token for Amazon MSK contains, and its signature."""
     url = urllib.parse.urlsplit(base64.urlsafe_b64decode(token + "==").decode())
     query = dict(urllib.parse.parse_qsl(url.query))
     assert (url.scheme, url.netloc, url.path) == ("https", "kafka.eu-west-1.amazonaws.com", "/")
@@ -665,3 +672,75 @@ def test_commands_sign_in(with_group, oidc, tmp_path, command, way):
         capture_output=True, text=True, check=False, timeout=100, env=environ,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def settings_of(name, identity_provider, folder) -> tuple[dict[str, str], dict[str, str]]:
+    """Return options and environment variables with which a provider gets tokens from ``identity_provider``."""
+    pem, identity_provider.trusted_key = new_key()
+    (folder / "key.pem").write_bytes(pem)
+    match name.partition(":")[0]:
+        case "aws":
+            return {}, {"AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "not-the-s3cret"}
+        case "azure":
+            return {}, {"IDENTITY_ENDPOINT": f"{identity_provider.url}/identity", "IDENTITY_HEADER": "not-the-s3cret"}
+        case "gcp":
+            account = {"type": "service_account", "client_email": "svc@example.org", "private_key": pem.decode()}
+            file = folder / "account.json"
+            file.write_text(json.dumps({**account, "token_uri": f"{identity_provider.url}/token"}))
+            return {}, {"GOOGLE_APPLICATION_CREDENTIALS": str(file)}
+        case "oidc":
+            return {
+                "sasl_oauthbearer_token_endpoint_url": f"{identity_provider.url}/token",
+                "sasl_oauthbearer_client_id": CLIENT_ID,
+                "sasl_oauthbearer_grant_type": JWT_BEARER,
+                "sasl_oauthbearer_assertion_private_key_file": str(folder / "key.pem"),
+            }, {}
+        case _:
+            (folder / "signin.py").write_text(f"def token():\n    return {identity_provider.token()!r}\n")
+            return {}, {}
+
+
+@pytest.mark.parametrize("name", ["aws:eu-west-1", "azure:shop", "gcp", "oidc", "signin:token"])
+def test_a_command_signs_in_with_each_name(with_group, identity_provider, tmp_path, name):
+    """A command gets a token from the vendor's library, and its broker sees the form that the service expects.
+
+    Kafka validates no tokens of Amazon and Google: the proxy replaces them by tokens that the broker accepts.
+    """
+    sent = []
+
+    def exchange(request):
+        sent.append(request.auth_bytes.decode().split("auth=Bearer ")[1].rstrip("\x01"))
+        accepted = identity_provider.token() if name.startswith(("aws", "gcp")) else sent[-1]
+        return msgspec.structs.replace(request, auth_bytes=f"n,,\x01auth=Bearer {accepted}\x01\x01".encode())
+
+    options, variables = settings_of(name, identity_provider, tmp_path)
+    options |= {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"}
+    sets = [part for one in options.items() for part in ("--set", "=".join(one))]
+    with with_group.proxy.edit_request(SaslAuthenticateRequest, exchange, times=None):
+        done = subprocess.run(
+            [*COMMAND, "lag", "cli", "--bootstrap-servers", with_group.bootstrap_servers, "--timeout", "60", *sets],
+            capture_output=True, text=True, check=False, timeout=100, cwd=tmp_path,
+            env={**environment(), "TAILRACE_SASL_OAUTH_TOKEN_PROVIDER": name, **variables},
+        )  # fmt: skip
+    with_group.proxy.restore()
+
+    assert done.returncode == 0, done.stderr
+    assert "not-the-s3cret" not in done.stdout + done.stderr
+    # The connections of one command share one token; a function is called for each.
+    assert len(set(sent)) == 1
+    match name.partition(":")[0]:
+        case "aws":
+            check_aws_token(sent[0])
+        case "azure":
+            resource = "https://shop.servicebus.windows.net"
+            assert identity_provider.requests == [({"api-version": "2019-08-01", "resource": resource}, "not-the-s3cret")]
+        case "gcp":
+            head, claims, wrapped = (base64.urlsafe_b64decode(part + "==") for part in sent[0].split("."))
+            assert json.loads(head)["alg"] == "GOOG_OAUTH2_TOKEN"
+            assert json.loads(claims)["sub"] == "svc@example.org"
+            assert wrapped.count(b".") == 2
+            ((form, _),) = identity_provider.requests
+            assert form["grant_type"] == JWT_BEARER
+        case "oidc":
+            ((form, _),) = identity_provider.requests
+            assert form["grant_type"] == JWT_BEARER

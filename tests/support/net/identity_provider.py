@@ -24,7 +24,9 @@ def _base64url(data: bytes) -> str:
 
 
 class IdentityProvider:
-    """HTTP server that issues JWTs, signed with RS256, at ``/token`` and lists its key at ``/jwks``.
+    """HTTP server that issues JWTs, signed with RS256, at ``/token``, and lists its key at ``/jwks``.
+
+    ``/identity`` is the endpoint of a managed identity in Azure App Service.
 
     Attributes:
         requests: forms of the token requests, each with the credentials of HTTP basic authentication.
@@ -46,7 +48,10 @@ class IdentityProvider:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self._send(200, json.dumps(provider.jwks()).encode())
+                if self.path.startswith("/identity?"):
+                    self._send(*provider.identify(self.path, dict(self.headers)))
+                else:
+                    self._send(200, json.dumps(provider.jwks()).encode())
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"])).decode()
@@ -114,6 +119,14 @@ class IdentityProvider:
             return 401, json.dumps({"error": "invalid_client", "error_description": description}).encode()
         answer = {"access_token": self.token(), "token_type": "Bearer", "expires_in": self.lifetime_s}
         return 200, json.dumps(answer).encode()
+
+    def identify(self, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
+        """Return status and body of the answer to a request of a managed identity."""
+        query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(path).query))
+        given = {name.lower(): value for name, value in headers.items()}.get("x-identity-header")
+        self.requests.append((query, given))
+        answer = {"access_token": self.token(), "token_type": "Bearer", "expires_on": str(int(time.time() + 3_600))}
+        return 200, json.dumps({**answer, "resource": query["resource"]}).encode()
 
     def _is_signed(self, assertion: str) -> bool:
         signed, _, signature = assertion.rpartition(".")
