@@ -73,7 +73,7 @@ def test_a_mistyped_variable_shows_no_values(monkeypatch):
 def test_a_file_that_is_not_text_is_not_shown(monkeypatch, tmp_path):
     """The error of a secret's file that is not UTF-8 shows no content of the file."""
     (tmp_path / "secret").write_bytes(SECRET.encode() + b"\xff")
-    monkeypatch.setenv("TAILRACE_SASL_PLAIN_PASSWORD_FILE", str(tmp_path / "secret"))
+    monkeypatch.setenv("TAILRACE_SSL_PASSWORD_FILE", str(tmp_path / "secret"))
 
     with pytest.raises(ConfigurationError, match="is not UTF-8 text") as refused:
         resolve({})

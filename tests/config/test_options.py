@@ -66,13 +66,34 @@ def test_a_mounted_file_takes_precedence_over_the_default(tmp_path):
     (tmp_path / "password").write_bytes(b" open sesame \r\n")
     (tmp_path / "timeout").write_text("6000\n")
     environ = {
-        "TAILRACE_SASL_PLAIN_PASSWORD_FILE": str(tmp_path / "password"),
+        "TAILRACE_SSL_PASSWORD_FILE": str(tmp_path / "password"),
         "TAILRACE_SESSION_TIMEOUT_MS_FILE": str(tmp_path / "timeout"),
     }
 
     config = resolve({}, environ)
 
-    assert (config.sasl_plain_password, config.session_timeout_ms) == (" open sesame ", 6000)
+    assert (config.ssl_password, config.session_timeout_ms) == (" open sesame ", 6000)
+
+
+@pytest.mark.parametrize("text", ["sasl_plain_password", "ssl_ca_pem", "ssl_certificate_pem", "ssl_key_pem"])
+def test_an_argument_takes_precedence_over_a_variable_of_the_other_form(text):
+    """A file and a text of the same thing contradict each other, but an argument replaces a variable."""
+    path = {
+        "sasl_plain_password": "sasl_plain_password_file",
+        "ssl_ca_pem": "ssl_cafile",
+        "ssl_certificate_pem": "ssl_certfile",
+        "ssl_key_pem": "ssl_keyfile",
+    }[text]
+    certificate = {"ssl_certfile": "c.pem"} if "key" in text else {}
+    pem = "-----BEGIN X-----"
+    for option, other in ((text, path), (path, text)):
+        config = resolve({**certificate, option: pem if option == text else "f"}, {f"TAILRACE_{other.upper()}": pem})
+        assert getattr(config, option)
+        assert getattr(config, other) is None
+    with pytest.raises(ConfigurationError, match=f"{path} and {text} contradict each other - set only one of them"):
+        resolve({**certificate, text: pem, path: "f"}, {})
+    with pytest.raises(ConfigurationError, match="contradict each other"):
+        resolve(certificate, {f"TAILRACE_{path.upper()}": "f", f"TAILRACE_{text.upper()}": pem})
 
 
 def test_every_option_has_a_default():
@@ -96,8 +117,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
 
-    with pytest.raises(ConfigurationError, match=rf"TAILRACE_SASL_PLAIN_PASSWORD_FILE: .*{re.escape(str(path))}"):
-        resolve({}, {"TAILRACE_SASL_PLAIN_PASSWORD_FILE": str(path)})
+    with pytest.raises(ConfigurationError, match=rf"TAILRACE_SSL_PASSWORD_FILE: .*{re.escape(str(path))}"):
+        resolve({}, {"TAILRACE_SSL_PASSWORD_FILE": str(path)})
 
 
 def test_a_config_is_frozen():
@@ -361,6 +382,8 @@ def test_a_consumer_refuses_options_in_its_constructor():
         ({"request_timeout_ms": 500}, "request_timeout_ms=500 must be more than fetch_max_wait_ms=500"),
         ({"ssl_keyfile": "key.pem"}, "ssl_keyfile needs ssl_certfile"),
         ({"security_protocol": "SASL_SSL"}, "needs sasl_plain_username and sasl_plain_password"),
+        ({"ssl_key_pem": "-----BEGIN X-----"}, "ssl_key_pem needs ssl_certificate_pem - set it to"),
+        ({"ssl_ca_pem": "ca.pem"}, "ssl_ca_pem must be PEM text, .* - set ssl_cafile to the path of a file"),
         (
             {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-512", "sasl_plain_username": "ann"},
             "sasl_mechanism='SCRAM-SHA-512' needs sasl_plain_username and sasl_plain_password",
@@ -400,14 +423,15 @@ def test_options_at_their_bounds_are_accepted(options):
 
 
 def test_passwords_and_token_providers_are_secrets():
-    """Passwords and the token provider are declared as secrets."""
-    words = ("password", "passphrase", "secret", "token_provider")
-    assert set(SECRETS) == {name for name in OPTIONS if any(word in name for word in words)}
+    """Passwords, PEM texts and the token provider are declared as secrets."""
+    files = {name for name in OPTIONS if name.endswith("_file")}
+    words = ("password", "passphrase", "secret", "token_provider", "_pem")
+    assert set(SECRETS) == {name for name in OPTIONS if any(word in name for word in words)} - files
 
 
 def test_no_repr_shows_a_secret():
     """The repr of a config or a consumer, and the locals of a traceback, show no secret."""
-    options = {name: SECRET for name in SECRETS if name != "sasl_oauth_token_provider"}
+    options = {name: f"-----BEGIN {SECRET}" for name in SECRETS if name != "sasl_oauth_token_provider"}
 
     class Tokens:
         def __repr__(self) -> str:
@@ -427,11 +451,12 @@ def test_no_error_shows_a_secret(name, tmp_path):
     """No error shows a secret, be it of the wrong type, in an unreadable file, or beside another mistake."""
     (tmp_path / "secret").write_bytes(SECRET.encode() + b"\xff")
     variable = f"TAILRACE_{name.upper()}"
+    unreadable = {} if f"{name}_file" in OPTIONS else {f"{variable}_FILE": str(tmp_path / "secret")}
     for options, environ in [
         ({name: SECRET.encode()}, {}),
         ({name: [SECRET]}, {}),
         ({name: {"password": SECRET}}, {}),
-        ({}, {f"{variable}_FILE": str(tmp_path / "secret")}),
+        ({"group_id": ""}, unreadable),
         ({name: SECRET, "session_timeout_ms": 0}, {}),
         ({"group_id": ""}, {variable: SECRET}),
         ({name: SECRET, "security_protocol": "SASL_SSL"}, {}),

@@ -733,7 +733,9 @@ def test_a_command_signs_in_with_each_name(with_group, identity_provider, tmp_pa
             check_aws_token(sent[0])
         case "azure":
             resource = "https://shop.servicebus.windows.net"
-            assert identity_provider.requests == [({"api-version": "2019-08-01", "resource": resource}, "not-the-s3cret")]
+            assert identity_provider.requests == [
+                ({"api-version": "2019-08-01", "resource": resource}, "not-the-s3cret")
+            ]
         case "gcp":
             head, claims, wrapped = (base64.urlsafe_b64decode(part + "==") for part in sent[0].split("."))
             assert json.loads(head)["alg"] == "GOOG_OAUTH2_TOKEN"

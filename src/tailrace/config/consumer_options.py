@@ -98,6 +98,14 @@ class ClientOptions(TypedDict, total=False):
 
     Default: None. Java: sasl.jaas.config; librdkafka: sasl.password.
     """
+    sasl_plain_password_file: str | None
+    """Path of a file with the password for PLAIN and SCRAM.
+
+    The file is read for each authentication, so the password can change without a restart. A line break at the end is
+    not part of the password.
+
+    Default: None.
+    """
     sasl_oauth_token_provider: TokenProvider | str | None
     """Async function that returns a token, or a name, for OAUTHBEARER.
 
@@ -214,12 +222,31 @@ class ClientOptions(TypedDict, total=False):
     ssl_certfile: str | None
     """Path of a PEM file with the client's certificate chain.
 
-    Default: None. Java: ssl.keystore.certificate.chain; librdkafka: ssl.certificate.location.
+    Default: None. Java: ssl.keystore.location; librdkafka: ssl.certificate.location.
     """
     ssl_keyfile: str | None
     """Path of a PEM file with the client's private key.
 
-    Default: None. Java: ssl.keystore.key; librdkafka: ssl.key.location.
+    Default: None. librdkafka: ssl.key.location.
+    """
+    ssl_ca_pem: str | None
+    """CA certificates to trust, as PEM text instead of ``ssl_cafile``.
+
+    Escaped line breaks are accepted.
+
+    Default: None. Java: ssl.truststore.certificates.
+    """
+    ssl_certificate_pem: str | None
+    """Certificate chain of the client, as PEM text instead of ``ssl_certfile``.
+
+    It may also contain the private key.
+
+    Default: None. Java: ssl.keystore.certificate.chain.
+    """
+    ssl_key_pem: str | None
+    """Private key of the client, as PEM text instead of ``ssl_keyfile``.
+
+    Default: None. Java: ssl.keystore.key.
     """
     ssl_password: str | None
     """Password of the private key.

@@ -237,11 +237,36 @@ def refuse_inline_pem(name: str, path: str | None, advice: str) -> None:
         raise ConfigurationError(f"{name} must be the path of a file, not its PEM text - {advice}")
 
 
+_ALTERNATIVES: Mapping[str, str] = {
+    "ssl_cafile": "ssl_ca_pem",
+    "ssl_certfile": "ssl_certificate_pem",
+    "ssl_keyfile": "ssl_key_pem",
+    "sasl_plain_password_file": "sasl_plain_password",
+}
+"""Options that take the path of a file, mapped to those that take its text."""
+_ALTERNATIVE_OF = {**_ALTERNATIVES, **{text: path for path, text in _ALTERNATIVES.items()}}
+"""Option in place of which another one, as an argument, is used, even if an environment variable sets it."""
+
+
+def _check_files(config: ClientConfig) -> None:
+    for path, text in _ALTERNATIVES.items():
+        if getattr(config, path) is not None and getattr(config, text) is not None:
+            raise ConfigurationError(f"{path} and {text} contradict each other - set only one of them")
+        if path.startswith("ssl_"):
+            refuse_inline_pem(path, getattr(config, path), f"set {text} to the text")
+            if getattr(config, text) is not None and "-----BEGIN " not in getattr(config, text):
+                raise ConfigurationError(
+                    f"{text} must be PEM text, which has a line -----BEGIN …----- - set {path} to the path of a file"
+                )
+    if config.ssl_certfile is None and config.ssl_certificate_pem is None:
+        if config.ssl_keyfile is not None:
+            raise ConfigurationError("ssl_keyfile needs ssl_certfile - set it to the path of the key's certificate")
+        if config.ssl_key_pem is not None:
+            raise ConfigurationError("ssl_key_pem needs ssl_certificate_pem - set it to the key's certificate")
+
+
 def _check_security(config: ClientConfig) -> None:
-    for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
-        refuse_inline_pem(name, getattr(config, name), "write it to a file, or pass an ssl_context")
-    if config.ssl_keyfile is not None and config.ssl_certfile is None:
-        raise ConfigurationError("ssl_keyfile needs ssl_certfile - set it to the path of the key's certificate")
+    _check_files(config)
     if not config.security_protocol.startswith("SASL"):
         return
     mechanism = config.sasl_mechanism
@@ -251,9 +276,13 @@ def _check_security(config: ClientConfig) -> None:
                 f"sasl_mechanism='OAUTHBEARER' needs sasl_oauth_token_provider - set it to {_PROVIDER_FORMS}"
             )
         _check_oauthbearer(config)
-    elif mechanism != "GSSAPI" and (config.sasl_plain_username is None or config.sasl_plain_password is None):
+    elif mechanism != "GSSAPI" and (
+        config.sasl_plain_username is None
+        or (config.sasl_plain_password is None and config.sasl_plain_password_file is None)
+    ):
         raise ConfigurationError(
-            f"sasl_mechanism={mechanism!r} needs sasl_plain_username and sasl_plain_password - set both"
+            f"sasl_mechanism={mechanism!r} needs sasl_plain_username and sasl_plain_password - set both, or the file"
+            " of the password as sasl_plain_password_file"
         )
 
 
@@ -304,8 +333,10 @@ _JAVA: Mapping[str, str] = {
     "sasl_login_callback_handler_class": "sasl_oauth_token_provider",
     "ssl_endpoint_identification_algorithm": "ssl_check_hostname",
     "ssl_key_password": "ssl_password",
-    "ssl_keystore_certificate_chain": "ssl_certfile",
-    "ssl_keystore_key": "ssl_keyfile",
+    "ssl_keystore_certificate_chain": "ssl_certificate_pem",
+    "ssl_keystore_key": "ssl_key_pem",
+    "ssl_keystore_location": "ssl_certfile",
+    "ssl_truststore_certificates": "ssl_ca_pem",
     "ssl_truststore_location": "ssl_cafile",
 }
 _LIBRDKAFKA: Mapping[str, str] = {
@@ -637,7 +668,7 @@ def _values(names: Collection[str], options: Mapping[str, object], variables: Hi
     for name in names:
         if name in options:
             values[name] = _convert(name, options[name], name)
-        elif (found := _from_environment(name, variables)) is not None:
+        elif _ALTERNATIVE_OF.get(name) not in options and (found := _from_environment(name, variables)) is not None:
             variable, text = found
             values[name] = _convert(name, _parse(name, text, variable), variable)
     return values
@@ -707,7 +738,7 @@ def _from_environment(name: str, environ: Hidden) -> tuple[str, str] | None:
         return variable, cast("str", _hidden(name, environ.value[variable]))
     file_variable = f"{variable}_FILE"
     path = environ.value.get(file_variable)
-    if not path:
+    if not path or f"{name}_file" in _FIELDS:  # An option of its own, whose file is not read here.
         return None
     try:
         return file_variable, cast("str", _hidden(name, Path(path).read_text(encoding="utf-8").rstrip("\r\n")))

@@ -127,6 +127,7 @@ class Consumer(Generic[KeyT_co, ValueT_co]):
         sasl_mechanism="PLAIN": Mechanism of SASL authentication.
         sasl_plain_username=None: User name for PLAIN and SCRAM.
         sasl_plain_password=None: Password for PLAIN and SCRAM.
+        sasl_plain_password_file=None: Path of a file with the password for PLAIN and SCRAM.
         sasl_oauth_token_provider=None: Async function that returns a token, or a name, for OAUTHBEARER.
         sasl_oauthbearer_extensions=(): SASL extensions (KIP-342) as key=value.
         sasl_oauthbearer_token_endpoint_url=None: URL of the identity provider's token endpoint, for "oidc".
@@ -148,6 +149,9 @@ class Consumer(Generic[KeyT_co, ValueT_co]):
         ssl_cafile=None: Path of a PEM file with the CA certificates to trust; None for those of the system.
         ssl_certfile=None: Path of a PEM file with the client's certificate chain.
         ssl_keyfile=None: Path of a PEM file with the client's private key.
+        ssl_ca_pem=None: CA certificates to trust, as PEM text instead of ssl_cafile.
+        ssl_certificate_pem=None: Certificate chain of the client, as PEM text instead of ssl_certfile.
+        ssl_key_pem=None: Private key of the client, as PEM text instead of ssl_keyfile.
         ssl_password=None: Password of the private key.
         ssl_check_hostname=True: Check that the certificate of a broker contains the broker's host name.
         ssl_context=None: TLS context to use instead of the ssl_* files.

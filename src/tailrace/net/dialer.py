@@ -32,7 +32,13 @@ from tailrace.errors import (
 )
 from tailrace.installation import VERSION
 from tailrace.net.connection import Connection
-from tailrace.net.security import TlsFiles, authenticate, token_provider
+from tailrace.net.security import (
+    CredentialsRefusedError,
+    TlsFiles,
+    authenticate,
+    check_password_file,
+    token_provider,
+)
 from tailrace.observe.events import TlsFilesRefused
 from tailrace.observe.hooks import Observer
 from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse, BrokerVersions
@@ -179,6 +185,8 @@ class Dialer:
         emit = (observer or Observer()).emit
         self._tls = TlsFiles(config, lambda reason: emit(TlsFilesRefused(reason)))
         self._token_provider = token_provider(config, emit)
+        check_password_file(config)
+        self._has_signed_in = False
         self._timeout_s = config.socket_connection_setup_timeout_ms / 1000
         self._failed_at: dict[tuple[str, int], dict[SocketAddress, float]] = {}
         """Times at which addresses of a host and port have failed since their last success."""
@@ -378,10 +386,20 @@ class Dialer:
             return await connection.send(request, self._timeout_s, version=version)
 
         async def log_in() -> float | None:
+            file = self.config.sasl_plain_password_file
             try:
-                return await authenticate(exchange, self.config, host, self._token_provider)
+                lifetime_s = await authenticate(exchange, self.config, host, self._token_provider)
+            except CredentialsRefusedError as error:
+                # While a password is changed, the file and the brokers may have different ones for some time.
+                if file is not None and self._has_signed_in:
+                    raise BrokerConnectionError(
+                        f"{connection.address}: {error}; the next attempt reads the password in {file} again"
+                    ) from None
+                raise AuthenticationError(f"{connection.address}: {error}") from None
             except AuthenticationError as error:
                 raise AuthenticationError(f"{connection.address}: {error}") from None
+            self._has_signed_in = True
+            return lifetime_s
 
         connection.finish_opening(log_in, await log_in())
 
@@ -428,6 +446,8 @@ _WRONG_LISTENER_ADVICE = {
 
 def _tls_failure(error: ssl.SSLError) -> str:
     reason = (error.reason or str(error)).replace("_", " ").lower()
+    if "unsupported protocol" in reason or "protocol version" in reason:
+        return "the listener does not offer TLS 1.2 or newer - change the broker's ssl.enabled.protocols"
     if "wrong version number" in reason or "record layer failure" in reason:
         return f"the listener does not use TLS - {_PLAINTEXT_ADVICE}"
     return f"the TLS handshake failed: {reason} - {_CLIENT_CERTIFICATE_ADVICE}"

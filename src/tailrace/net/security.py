@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from tailrace.config import ConsumerConfig, TokenProvider
+from tailrace.context_managers import contextmanager
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import (
     AuthenticationError,
@@ -28,9 +31,19 @@ from tailrace.errors import (
 from tailrace.observe.events import TokenRenewalFailed
 from tailrace.protocol.handshake import SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest
 from tailrace.protocol.message import Request
-from tailrace.values import Hidden
+from tailrace.values import Hidden, Secret
 
-__all__ = ["Exchange", "TlsFiles", "TokenProviderAdapter", "authenticate", "token_provider"]
+__all__ = [
+    "CredentialsRefusedError",
+    "Exchange",
+    "TlsFiles",
+    "TokenProviderAdapter",
+    "authenticate",
+    "check_password_file",
+    "password_of",
+    "pem_text",
+    "token_provider",
+]
 
 _MIN_ITERATIONS, _MAX_ITERATIONS = 4_096, 1_000_000
 """Accepted iteration counts of SCRAM."""
@@ -97,18 +110,95 @@ def _tls_context(config: ConsumerConfig) -> ssl.SSLContext | None:
     if config.ssl_context is not None:
         return config.ssl_context
     try:
-        context = ssl.create_default_context(cafile=config.ssl_cafile)
+        context = ssl.create_default_context(cafile=config.ssl_cafile, cadata=pem_text(config.ssl_ca_pem))
+        context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
         context.check_hostname = config.ssl_check_hostname
-        if config.ssl_certfile is not None:
-            # If the password were None, OpenSSL would prompt for it on the terminal and block.
-            context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, config.ssl_password or "")
+        with (
+            _file_of(config.ssl_certfile, config.ssl_certificate_pem) as certificate,
+            _file_of(config.ssl_keyfile, config.ssl_key_pem) as key,
+        ):
+            if certificate is not None:
+                # If the password were None, OpenSSL would prompt for it on the terminal and block.
+                context.load_cert_chain(certificate, key, config.ssl_password or "")
     except (OSError, ValueError) as error:
-        files = [f for f in (config.ssl_cafile, config.ssl_certfile, config.ssl_keyfile) if f]
+        texts = ("ssl_ca_pem", "ssl_certificate_pem", "ssl_key_pem")
+        sources = [one for one in (config.ssl_cafile, config.ssl_certfile, config.ssl_keyfile) if one]
+        sources += [name for name in texts if getattr(config, name) is not None]
         raise ConfigurationError(
-            f"cannot load the TLS files ({', '.join(files) or 'certificates of the system'}): {error}"
+            f"cannot load the TLS files ({', '.join(sources) or 'certificates of the system'}): {error}"
             " - use files in PEM format, and set ssl_password if the key is encrypted"
         ) from None
     return context
+
+
+def pem_text(text: str | None) -> Secret | None:
+    """Return PEM text whose escaped line breaks, as in files of environment variables, are line breaks."""
+    return None if text is None else Secret(text.replace("\\n", "\n"))
+
+
+@contextmanager
+def _file_of(path: str | None, text: str | None) -> Iterator[str | None]:
+    """Yield ``path``, or the path of a file with ``text`` that exists during the context; None if both are None.
+
+    OpenSSL reads certificate chains and keys from files only.
+    """
+    if text is None:
+        yield path
+    elif hasattr(os, "memfd_create") and Path("/proc/self/fd").exists():  # A file in memory only.
+        with open(os.memfd_create("pem"), "wb") as file:  # noqa: PTH123 - a descriptor
+            file.write(Secret(pem_text(text)).encode())
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        descriptor, name = tempfile.mkstemp()  # Only this user may read the file.
+        try:
+            with open(descriptor, "wb") as file:  # noqa: PTH123
+                file.write(Secret(pem_text(text)).encode())
+            yield name
+        finally:
+            Path(name).unlink()
+
+
+def check_password_file(config: ConsumerConfig) -> None:
+    """Check that ``sasl_plain_password_file``, if it is needed, contains a password.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    if config.security_protocol.startswith("SASL") and config.sasl_mechanism not in {"OAUTHBEARER", "GSSAPI"}:
+        try:
+            password_of(config)
+        except BrokerConnectionError as error:
+            raise ConfigurationError(str(error)) from None
+
+
+def password_of(config: ConsumerConfig) -> Secret:
+    """Return the password for PLAIN and SCRAM.
+
+    Raises:
+        BrokerConnectionError: ``sasl_plain_password_file`` is missing, empty or not text; a retry may succeed, because
+            another program may be writing the file.
+    """
+    path = config.sasl_plain_password_file
+    if path is None:
+        return Secret(config.sasl_plain_password)
+    try:
+        found = Secret(Path(path).read_text(encoding="utf-8").rstrip("\r\n"))
+        reason = "" if found else "it is empty"
+    except OSError as error:
+        found, reason = Secret(), error.strerror or type(error).__name__
+    except UnicodeDecodeError:
+        found, reason = Secret(), "it is not UTF-8 text"
+    # Raised here, so that the caught exception, which has the text of the file, is not the context.
+    if reason:
+        raise BrokerConnectionError(
+            f"sasl_plain_password_file: there is no password in {path}: {reason} - write the password to this file"
+        )
+    return found
+
+
+class CredentialsRefusedError(AuthenticationError):
+    """The broker refused the credentials."""
 
 
 async def authenticate(
@@ -119,9 +209,11 @@ async def authenticate(
     ``provider`` returns the tokens for OAUTHBEARER.
 
     Raises:
-        AuthenticationError: the broker refused the mechanism or the credentials, or did not prove its identity.
+        CredentialsRefusedError: the broker refused the credentials.
+        AuthenticationError: the broker refused the mechanism, or did not prove its identity.
         ConfigurationError: a SASL option is invalid, or a package is missing.
-        BrokerConnectionError: the token provider raised or returned an expired token, or the broker did not answer.
+        BrokerConnectionError: the token provider raised or returned an expired token, the file of the password has
+            none, or the broker did not answer.
         RequestTimedOutError: the token provider did not return.
     """
     mechanism = config.sasl_mechanism
@@ -137,7 +229,7 @@ async def authenticate(
     while (request := await _step(authenticator, mechanism, answer)) is not None:
         answer = await exchange(request)
         if answer.error_code:
-            raise AuthenticationError(_refusal(answer.error_code, answer.error_message, mechanism))
+            raise CredentialsRefusedError(_refusal(answer.error_code, answer.error_message, mechanism))
         if mechanism == "OAUTHBEARER" and answer.auth_bytes:
             # The broker answers a refused token with a challenge, not with an error code (RFC 7628, section 3.2.2).
             reason = answer.auth_bytes.decode(errors="replace")
@@ -209,23 +301,23 @@ def _authenticator(config: ConsumerConfig, host: str, provider: TokenProvider | 
         domain = config.sasl_kerberos_domain_name or host
         authenticator = SaslGSSAPIAuthenticator(loop=loop, principal=f"{config.sasl_kerberos_service_name}@{domain}")
     else:
-        _check_encodable(config)
-        # No local variable holds the password; see authenticate.
+        password = password_of(config)
+        _check_encodable(sasl_plain_username=config.sasl_plain_username or "", sasl_plain_password=password)
         create = (
             SaslPlainAuthenticator if mechanism == "PLAIN" else partial(ScramAuthenticator, sasl_mechanism=mechanism)
         )
         authenticator = create(
             loop=loop,
             sasl_plain_username=config.sasl_plain_username,
-            sasl_plain_password=config.sasl_plain_password,
+            sasl_plain_password=password,
         )
     return cast(_Authenticator, authenticator)
 
 
-def _check_encodable(config: ConsumerConfig) -> None:
+def _check_encodable(**options: str) -> None:
     # Surrogates cannot be encoded. Without this check, the text of the UnicodeEncodeError would contain the password.
-    for name in ("sasl_plain_username", "sasl_plain_password"):
-        if _SURROGATE.search(getattr(config, name)):
+    for name, value in options.items():
+        if _SURROGATE.search(value):
             raise ConfigurationError(
                 f"{name} cannot be encoded as UTF-8, because it contains surrogates - if it is read from bytes, decode"
                 " them as UTF-8"

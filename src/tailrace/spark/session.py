@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 from tailrace.config import ConsumerConfig
 from tailrace.context_managers import contextmanager
 from tailrace.embedded.jars import OLDEST_JAVA, Progress, cache_folder, class_path, find_java, found_javas_text
-from tailrace.errors import ConfigurationError, KafkaNotAvailableError
+from tailrace.errors import BrokerConnectionError, ConfigurationError, KafkaNotAvailableError
 from tailrace.installation import install_hint
+from tailrace.net.security import password_of, pem_text
 from tailrace.values import Secret
 
 if TYPE_CHECKING:
@@ -469,15 +470,16 @@ def _tls(config: ConsumerConfig, user_options: Mapping[str, str]) -> dict[str, s
             " - set ssl_cafile, ssl_certfile and ssl_keyfile, or options={'kafka.ssl.truststore.location': ...}"
         )
     options: dict[str, str] = {}
-    if config.ssl_cafile is not None:
-        # The contents are passed instead of the path, because executors may lack the file.
+    # The contents are passed instead of the paths, because executors may lack the files.
+    authorities = _read("ssl_cafile", config.ssl_cafile, config.ssl_ca_pem)
+    if authorities is not None:
         options |= {
             "kafka.ssl.truststore.type": "PEM",
-            "kafka.ssl.truststore.certificates": _read("ssl_cafile", config.ssl_cafile),
+            "kafka.ssl.truststore.certificates": authorities,
         }
-    if config.ssl_certfile is not None:
-        chain = _read("ssl_certfile", config.ssl_certfile)
-        key = chain if config.ssl_keyfile is None else _read("ssl_keyfile", config.ssl_keyfile)
+    chain = _read("ssl_certfile", config.ssl_certfile, config.ssl_certificate_pem)
+    if chain is not None:
+        key = _read("ssl_keyfile", config.ssl_keyfile, config.ssl_key_pem) or chain
         options |= {
             "kafka.ssl.keystore.type": "PEM",
             "kafka.ssl.keystore.certificate.chain": chain,
@@ -502,7 +504,10 @@ def _sasl(config: ConsumerConfig, user_options: Mapping[str, str]) -> dict[str, 
                 " - pass options={'kafka.sasl.jaas.config': ..., ...}"
             )
         return options
-    user, password = _quoted(config.sasl_plain_username or ""), _quoted(config.sasl_plain_password or "")
+    try:
+        user, password = _quoted(config.sasl_plain_username or ""), _quoted(password_of(config))
+    except BrokerConnectionError as error:
+        raise ConfigurationError(str(error)) from None
     options["kafka.sasl.jaas.config"] = Secret(f"{login_module} required username={user} password={password};")
     return options
 
@@ -511,7 +516,10 @@ def _quoted(text: str) -> Secret:
     return Secret('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"')
 
 
-def _read(name: str, path: str) -> Secret:
+def _read(name: str, path: str | None, text: str | None) -> Secret | None:
+    """Return the text of the file of the option ``name``, or ``text``; None if neither is set."""
+    if path is None:
+        return pem_text(text)
     try:
         return Secret(Path(path).read_text(encoding="ascii"))
     except (OSError, ValueError) as error:
