@@ -76,6 +76,14 @@ class ClientOptions(TypedDict, total=False):
 
     Default: None. Minimum: 1. librdkafka: socket.receive.buffer.bytes.
     """
+    proxy_url: str | None
+    """URL of a SOCKS5 or HTTP CONNECT proxy for all connections to brokers; needs the extra ``proxy``.
+
+    ``socks5h://host:port`` and ``http://host:port`` let the proxy resolve the names of brokers, ``socks5://host:port``
+    does not. A user name and a password are written ``http://user:password@host:port``.
+
+    Default: None.
+    """
 
     # ---- security
     security_protocol: SecurityProtocol

@@ -169,6 +169,7 @@ class ClientConfig:
     connections_max_idle_ms: int = _option(540_000, at_least=1)
     local_addr: tuple[str, int] | None = _option(None)
     receive_buffer_bytes: int | None = _option(None, at_least=1)
+    proxy_url: str | None = _option(None, secret=True)
 
     # ---- security
     security_protocol: SecurityProtocol = _option("PLAINTEXT")

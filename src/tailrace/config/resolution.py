@@ -265,8 +265,30 @@ def _check_files(config: ClientConfig) -> None:
             raise ConfigurationError("ssl_key_pem needs ssl_certificate_pem - set it to the key's certificate")
 
 
+_PROXY = re.compile(
+    r"(?:socks5h?|http)://(?:(?P<user>[^\s:@/]+):(?P<password>[^\s:@/]*)@)?(?:\[[^\s\[\]@/]+\]|[^\s:@/\[\]]+):[0-9]{1,5}/?",
+    re.ASCII,
+)
+
+
+def _check_proxy(url: str | None) -> None:
+    """Check the form of ``proxy_url``; the error does not show the value, which may contain a password."""
+    if url is None:
+        return
+    from urllib.parse import unquote  # noqa: PLC0415 - delays the import of Consumer
+
+    found, url = Hidden(_PROXY.fullmatch(url)), None
+    credentials = Hidden([unquote(found.value[one] or "") for one in ("user", "password")] if found.value else [])
+    if not credentials.value or not all(len(one) < 256 and one.isascii() for one in credentials.value):
+        raise ConfigurationError(
+            "proxy_url must be socks5h://host:port, socks5://host:port or http://host:port, with user:password@ before"
+            " the host if the proxy needs them, not the given value - percent-encode special characters in both"
+        )
+
+
 def _check_security(config: ClientConfig) -> None:
     _check_files(config)
+    _check_proxy(config.proxy_url)
     if not config.security_protocol.startswith("SASL"):
         return
     mechanism = config.sasl_mechanism
@@ -394,6 +416,7 @@ _OTHERS: Mapping[str, str] = {
     "rebalance_backoff_ms": "retry_backoff_ms",
     "refresh_leader_backoff_ms": "retry_backoff_ms",
     "source_host": "local_addr",
+    "socks5_proxy": "proxy_url",
     "source_port": "local_addr",
 }
 _JAVA_PRODUCER: Mapping[str, str] = {
@@ -477,7 +500,11 @@ def check_variables(environ: Hidden, options: Collection[str]) -> None:
 
 # ---- resolution ------------------------------------------------------------------------------------------------------
 
-_NOT_OPTIONS = {"max_poll_records": "getmany(max_records=...)", "listener": "the option 'rebalance_listener'"}
+_NOT_OPTIONS = {
+    "client_dns_lookup": "no option: all addresses of a name are tried, as with 'use_all_dns_ips'",
+    "listener": "the option 'rebalance_listener'",
+    "max_poll_records": "getmany(max_records=...)",
+}
 """Names of options in other clients that tailrace does not have, mapped to the text that says what to use instead."""
 
 _SIMILARITY = 0.7

@@ -123,6 +123,7 @@ class Consumer(Generic[KeyT_co, ValueT_co]):
         connections_max_idle_ms=540_000: Idle time in milliseconds after which the next request opens a new connection.
         local_addr=None: Local address and port of connections; with port 0, the system chooses the port.
         receive_buffer_bytes=None: Size in bytes of the sockets' receive buffers; None for the system's default.
+        proxy_url=None: URL of a SOCKS5 or HTTP CONNECT proxy for all connections to brokers; needs the extra proxy.
         security_protocol="PLAINTEXT": Protocol used to talk to the brokers.
         sasl_mechanism="PLAIN": Mechanism of SASL authentication.
         sasl_plain_username=None: User name for PLAIN and SCRAM.

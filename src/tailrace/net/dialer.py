@@ -15,7 +15,7 @@ import ssl
 from asyncio.staggered import staggered_race
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -44,6 +44,10 @@ from tailrace.observe.hooks import Observer
 from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse, BrokerVersions
 from tailrace.protocol.message import Request
 from tailrace.protocol.metadata import DescribeClusterRequest, MetadataRequest
+from tailrace.values import Hidden
+
+if TYPE_CHECKING:
+    from tailrace.net.proxy import Proxy
 
 __all__ = ["Dialer", "SocketAddress", "connected_socket", "keep_alive", "resolved", "wrong_broker"]
 
@@ -100,7 +104,11 @@ async def resolved(host: str, port: int) -> list[SocketAddress]:
 
 
 async def connected_socket(
-    addresses: Sequence[SocketAddress], *, receive_buffer_bytes: int | None, local_addr: tuple[str, int] | None
+    addresses: Sequence[SocketAddress],
+    *,
+    receive_buffer_bytes: int | None,
+    local_addr: tuple[str, int] | None,
+    proxy: Proxy | None = None,
 ) -> tuple[socket.socket, SocketAddress]:
     """Connect to the first of ``addresses`` that accepts, and return the non-blocking socket and the address.
 
@@ -108,9 +116,13 @@ async def connected_socket(
 
     Raises:
         OSError: all addresses failed.
+        BrokerConnectionError: all addresses failed through the proxy.
     """
     sockets: list[socket.socket] = []
-    attempts = [partial(_connect, one, receive_buffer_bytes, local_addr, sockets) for one in addresses]
+    if proxy is None:
+        attempts = [partial(_connect, one, receive_buffer_bytes, local_addr, sockets) for one in addresses]
+    else:
+        attempts = [partial(_connect_through, proxy, one, sockets) for one in addresses]
     chosen: socket.socket | None = None
     try:
         chosen, number, errors = await staggered_race(attempts, _STAGGER_S)
@@ -123,6 +135,8 @@ async def connected_socket(
     failures = {str(error): error for error in errors if error is not None}
     if len(failures) == 1:
         raise next(iter(failures.values()))
+    if proxy is not None:
+        raise _combined([one for one in failures.values() if isinstance(one, TailraceError)])
     raise OSError(f"Multiple exceptions: {', '.join(failures)}")
 
 
@@ -141,6 +155,12 @@ async def _connect(
     if local_addr is not None:
         _bind(sock, local_addr)
     await asyncio.get_running_loop().sock_connect(sock, address.sockaddr)
+    return sock
+
+
+async def _connect_through(proxy: Proxy, address: SocketAddress, sockets: list[socket.socket]) -> socket.socket:
+    sock = await proxy.connected_socket(*address.sockaddr[:2])
+    sockets.append(sock)
     return sock
 
 
@@ -186,6 +206,7 @@ class Dialer:
         self._tls = TlsFiles(config, lambda reason: emit(TlsFilesRefused(reason)))
         self._token_provider = token_provider(config, emit)
         check_password_file(config)
+        self._proxy = self._new_proxy()
         self._has_signed_in = False
         self._timeout_s = config.socket_connection_setup_timeout_ms / 1000
         self._failed_at: dict[tuple[str, int], dict[SocketAddress, float]] = {}
@@ -198,6 +219,26 @@ class Dialer:
         """Newest version of ApiVersions that the last broker supports."""
         self.newest_versions: BrokerVersions | None = None
         """Versions of the broker that knows the newest finalized features; None before the first connection."""
+
+    def _new_proxy(self) -> Proxy | None:
+        if self.config.proxy_url is None:
+            return None
+        from tailrace.net.proxy import Proxy  # noqa: PLC0415 - imports urllib
+
+        async def connect(host: str, port: int) -> socket.socket:
+            return (await self._connected_socket(await resolved(host, port)))[0]
+
+        return Proxy(Hidden(self.config.proxy_url), connect, self._timeout_s)
+
+    async def _connected_socket(
+        self, addresses: Sequence[SocketAddress], proxy: Proxy | None = None
+    ) -> tuple[socket.socket, SocketAddress]:
+        return await connected_socket(
+            addresses,
+            receive_buffer_bytes=self.config.receive_buffer_bytes,
+            local_addr=self.config.local_addr,
+            proxy=proxy,
+        )
 
     async def dial(self, host: str, port: int, expected: ExpectedBroker | None = None) -> Connection:
         """Open a connection that is ready for requests, and check that it reaches the ``expected`` broker.
@@ -230,6 +271,8 @@ class Dialer:
 
     async def _resolve(self, host: str, port: int) -> list[SocketAddress]:
         """Return the addresses of a host; addresses that have failed since their last success are at the end."""
+        if self._proxy is not None and self._proxy.resolves_names:
+            return [SocketAddress(socket.AF_UNSPEC, (host, port))]
         try:
             async with asyncio.timeout(self._timeout_s):
                 found = await resolved(host, port)
@@ -289,8 +332,9 @@ class Dialer:
             if progress.address is not None:
                 failed[progress.address] = asyncio.get_running_loop().time()
             if isinstance(error, TimeoutError):
+                way = "" if self._proxy is None else f" through the proxy at {self._proxy.address}"
                 raise RequestTimedOutError(
-                    f"{host}:{port}: no connection within {self._timeout_s:.1f} s"
+                    f"{host}:{port}: no connection within {self._timeout_s:.1f} s{way}"
                     " - the host is down, a firewall drops packets, or the broker hangs"
                 ) from None
             raise
@@ -302,11 +346,9 @@ class Dialer:
     async def _connect(
         self, connection: Connection, host: str, port: int, addresses: list[SocketAddress], progress: _DialProgress
     ) -> None:
-        loop, config = asyncio.get_running_loop(), self.config
+        loop = asyncio.get_running_loop()
         try:
-            sock, progress.address = await connected_socket(
-                addresses, receive_buffer_bytes=config.receive_buffer_bytes, local_addr=config.local_addr
-            )
+            sock, progress.address = await self._connected_socket(addresses, self._proxy)
             tls = self._tls.context()
             transport, _ = await loop.create_connection(
                 lambda: connection.frames, sock=sock, ssl=tls, server_hostname=None if tls is None else host
@@ -318,6 +360,8 @@ class Dialer:
             raise AuthenticationError(f"{host}:{port}: {_tls_failure(error)}") from None
         except OSError as error:
             raise BrokerConnectionError(f"{host}:{port}: {_connect_failure(error)}") from None
+        except BrokerConnectionError as error:  # of the proxy
+            raise type(error)(f"{host}:{port}: {error}") from None
 
     async def _agree_on_versions(self, connection: Connection, newest: int, expected: ExpectedBroker | None) -> bool:
         """Request the versions of the broker; return True if the broker has checked that it is ``expected``."""

@@ -390,6 +390,10 @@ def source_options(config: ConsumerConfig, user_options: Mapping[str, str]) -> d
     Raises:
         ConfigurationError: an option of the app has no counterpart in Java.
     """
+    if config.proxy_url is not None:
+        raise ConfigurationError(
+            "proxy_url has no counterpart in Spark's Java client - run Spark where it reaches the brokers without"
+        )
     options = {
         "kafka.bootstrap.servers": ",".join(config.bootstrap_servers),
         "kafka.isolation.level": config.isolation_level,
