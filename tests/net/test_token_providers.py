@@ -27,9 +27,11 @@ from tailrace.errors import AuthenticationError, BrokerConnectionError, Configur
 from tailrace.net import token_providers
 from tailrace.net.security import token_provider
 from tailrace.net.token_providers import expiry_of
+from tailrace.observe.events import BrokerUnreachable
 from tailrace.protocol.handshake import SaslAuthenticateRequest
 from tailrace.testing import KafkaServer
 from tests.support.commands import COMMAND, environment
+from tests.support.event_recorder import EventRecorder
 from tests.support.net.identity_provider import CLIENT_ID, CLIENT_SECRET, IdentityProvider, broker_settings, new_key
 from tests.support.net.open_connections import dialled
 from tests.support.net.secrets_shown import shown_by
@@ -245,6 +247,35 @@ async def test_a_running_consumer_survives_faults_of_the_identity_provider(valid
         identity_provider.restore()
         produced_by(validating).produce(topic, [b"2"])
         assert (await asyncio.wait_for(consumer.getone(), 30)).value == b"2"
+
+
+async def test_a_running_consumer_survives_faults_of_a_function(validating, identity_provider):
+    """A consumer whose function raises, hangs or returns an expired token for a while reads on afterwards."""
+    topic, fault, events = "survives-function", None, EventRecorder()
+    validating.create_topic(topic, 1)
+    identity_provider.lifetime_s = 2.0
+
+    async def token() -> str:
+        match fault:
+            case "raises":
+                raise LookupError("no token")
+            case "hangs":
+                await asyncio.Event().wait()
+            case "expired":
+                return identity_provider.token(exp=time.time() - 100)
+        return identity_provider.token()
+
+    options = {**validating.client_options, "socket_connection_setup_timeout_ms": 2_000, "hooks": [events]}
+    options |= {"sasl_oauth_token_provider": token, "auto_offset_reset": "earliest"}
+    async with Consumer(topic, **options) as consumer:
+        for number, (fault, reason) in enumerate(
+            [(None, ""), ("raises", "raised LookupError"), ("hangs", "no token within"), ("expired", "that expired")]
+        ):
+            if fault is not None:
+                await events.wait_for(BrokerUnreachable, where=lambda one, reason=reason: reason in one.reason)
+            fault = None  # noqa: PLW2901 - the end of the fault
+            produced_by(validating).produce(topic, [b"%d" % number])
+            assert (await asyncio.wait_for(consumer.getone(), 30)).value == b"%d" % number
 
 
 async def test_a_token_for_another_audience_is_refused_by_the_broker(validating, identity_provider):

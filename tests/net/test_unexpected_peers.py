@@ -12,12 +12,15 @@ import time
 import pytest
 import trustme
 
+from tailrace import Consumer
 from tailrace.config import split_address
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerConnectionError, RequestTimedOutError, UnsupportedVersionError
 from tailrace.net.dialer import Dialer
+from tailrace.observe.events import BrokerUnreachable
 from tailrace.protocol.handshake import ApiVersionsRequest, ApiVersionsResponse
 from tailrace.protocol.metadata import BrokerMetadata, MetadataRequest, MetadataResponse
+from tests.support.event_recorder import EventRecorder
 from tests.support.net.open_connections import configured, dialled
 from tests.support.net.peers import (
     Peer,
@@ -396,3 +399,26 @@ async def test_another_error_of_api_versions_is_raised():
         with pytest.raises(UnsupportedVersionError, match=r"ApiVersions failed with INVALID_REQUEST \(code 42\) - "):
             async with dialled(peer.address):
                 pass
+
+
+async def test_a_running_consumer_survives_a_server_of_another_protocol(kafka, address, new_topic, witness):
+    """While a web server answers at the broker's address, the consumer reports it, and reads on after its end."""
+    topic, events = new_topic(), EventRecorder()
+
+    async def web_server(reader, writer) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with Consumer(topic, bootstrap_servers=address, hooks=[events], auto_offset_reset="earliest") as consumer:
+        witness.produce(topic, [b"1"])
+        assert (await asyncio.wait_for(consumer.getone(), 20)).value == b"1"
+        kafka.proxy.refuse()
+        server = await asyncio.start_server(web_server, "127.0.0.1", kafka.proxy.port)
+        await events.wait_for(BrokerUnreachable, where=lambda one: "a web server answered" in one.reason)
+        server.close()
+        await server.wait_closed()
+        kafka.proxy.restore()
+        witness.produce(topic, [b"2"])
+        assert (await asyncio.wait_for(consumer.getone(), 30)).value == b"2"

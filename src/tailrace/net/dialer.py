@@ -206,9 +206,9 @@ class Dialer:
         self._tls = TlsFiles(config, lambda reason: emit(TlsFilesRefused(reason)))
         self._token_provider = token_provider(config, emit)
         check_password_file(config)
-        self._proxy = self._new_proxy()
         self._has_signed_in = False
         self._timeout_s = config.socket_connection_setup_timeout_ms / 1000
+        self._proxy = self._new_proxy()
         self._failed_at: dict[tuple[str, int], dict[SocketAddress, float]] = {}
         """Times at which addresses of a host and port have failed since their last success."""
         self._closings: dict[tuple[str, int], int] = {}

@@ -60,7 +60,7 @@ class Proxy:
             AuthenticationError: the proxy refused the user name and password of ``proxy_url``.
             BrokerConnectionError: the proxy cannot be reached, refused the connection, or did not reach the broker.
         """
-        from python_socks import ProxyConnectionError, ProxyException  # noqa: PLC0415 - an extra
+        from python_socks import ProxyConnectionError, ProxyError  # noqa: PLC0415 - an extra
 
         # Exceptions are raised after the try statement, so that they have no context: local variables of python-socks
         # hold the password.
@@ -73,7 +73,7 @@ class Proxy:
             failure: TailraceError = BrokerConnectionError(
                 f"the proxy at {self.address} cannot be reached: {error.strerror} - is it running? check proxy_url"
             )
-        except (ProxyException, OSError, UnicodeError) as error:
+        except (ProxyError, OSError, UnicodeError) as error:
             failure = self._failure(str(error), getattr(error, "error_code", None))
         if canceled is not None:
             raise canceled
