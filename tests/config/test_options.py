@@ -425,13 +425,14 @@ def test_options_at_their_bounds_are_accepted(options):
 def test_passwords_and_token_providers_are_secrets():
     """Passwords, PEM texts and the token provider are declared as secrets."""
     files = {name for name in OPTIONS if name.endswith("_file")}
-    words = ("password", "passphrase", "secret", "token_provider", "_pem")
+    words = ("password", "passphrase", "secret", "token_provider", "_pem", "proxy_url")
     assert set(SECRETS) == {name for name in OPTIONS if any(word in name for word in words)} - files
 
 
 def test_no_repr_shows_a_secret():
     """The repr of a config or a consumer, and the locals of a traceback, show no secret."""
     options = {name: f"-----BEGIN {SECRET}" for name in SECRETS if name != "sasl_oauth_token_provider"}
+    options["proxy_url"] = f"http://user:{SECRET}@proxy.example.org:3128"
 
     class Tokens:
         def __repr__(self) -> str:

@@ -16,7 +16,7 @@ from tailrace.observe.events import BrokerUnreachable, ConnectionLost
 from tests.support.commands import tailrace
 from tests.support.event_recorder import EventRecorder
 from tests.support.net.open_connections import dialled
-from tests.support.net.peers import Peer, silent
+from tests.support.net.peers import Peer, sends, silent
 from tests.support.net.proxies import PASSWORD, USER, ProxyProcess
 from tests.support.net.secrets_shown import shown_by
 from tests.support.net.security_setups import SCRAM_512_TLS, by
@@ -152,11 +152,13 @@ async def test_a_proxy_that_hangs_ends_in_time(direct, scheme):
     assert f"no connection within 0.3 s through the proxy at 127.0.0.1:{hanging.port}" in str(error)
 
 
-async def test_a_broker_in_place_of_the_proxy_is_recognized(direct, scheme):
+async def test_another_server_in_place_of_the_proxy_is_recognized(direct, scheme):
     """A server that is no proxy raises an error that names the option."""
-    error = await failure(direct, f"{scheme}://{CREDENTIALS}@{direct}", socket_connection_setup_timeout_ms=2_000)
+    async with Peer(sends(b"SSH-2.0-OpenSSH_9.2\r\n")) as other:
+        error = await failure(direct, f"{scheme}://{CREDENTIALS}@{other.address}")
 
-    assert f"the proxy at {direct} gave no valid answer" in str(error)
+    assert type(error) is BrokerConnectionError
+    assert f"the proxy at {other.address} gave no valid answer" in str(error)
     assert "check the scheme in proxy_url" in str(error)
 
 

@@ -228,7 +228,7 @@ class Dialer:
         async def connect(host: str, port: int) -> socket.socket:
             return (await self._connected_socket(await resolved(host, port)))[0]
 
-        return Proxy(Hidden(self.config.proxy_url), connect, self._timeout_s)
+        return Proxy(Hidden(self.config.proxy_url), connect)
 
     async def _connected_socket(
         self, addresses: Sequence[SocketAddress], proxy: Proxy | None = None

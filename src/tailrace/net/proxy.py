@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Proxy"]
 
+_TIMEOUT_S = 86_400.0
+"""Time limit of python-socks in seconds; callers have a shorter one."""
 _PROXY_AUTHENTICATION_REQUIRED = 407
 _NOT_ALLOWED, _HOST_UNREACHABLE, _REFUSED = 2, 4, 5
 """Replies of SOCKS5 (RFC 1928, section 6)."""
@@ -35,7 +37,6 @@ class Proxy:
     Args:
         url: value of the option ``proxy_url``.
         connect: function that opens a socket to a host and port, for the connection to the proxy itself.
-        timeout_s: maximum time in seconds to connect to a broker.
 
     Attributes:
         address: host and port of the proxy, for messages.
@@ -45,16 +46,16 @@ class Proxy:
         ConfigurationError: the package is missing.
     """
 
-    def __init__(self, url: Hidden, connect: Callable[[str, int], Awaitable[socket.socket]], timeout_s: float) -> None:
+    def __init__(self, url: Hidden, connect: Callable[[str, int], Awaitable[socket.socket]]) -> None:
         if find_spec("python_socks") is None:
             raise ConfigurationError(f"proxy_url needs the package python-socks - {install_hint('proxy')}")
         self._parts = Hidden(urllib.parse.urlsplit(url.value))
-        self._connect, self._timeout_s = connect, timeout_s
+        self._connect = connect
         self.address: str = self._parts.value.netloc.rpartition("@")[2]
         self.resolves_names: bool = self._parts.value.scheme != "socks5"
 
     async def connected_socket(self, host: str, port: int) -> socket.socket:
-        """Return a socket that the proxy has connected to a broker.
+        """Return a socket that the proxy has connected to a broker; the caller limits the time.
 
         Raises:
             AuthenticationError: the proxy refused the user name and password of ``proxy_url``.
@@ -65,19 +66,18 @@ class Proxy:
         # Exceptions are raised after the try statement, so that they have no context: local variables of python-socks
         # hold the password.
         canceled: asyncio.CancelledError | None = None
+        failure = TailraceError()
         try:
-            return await self._client().connect(host, port, timeout=self._timeout_s)
+            return await self._client().connect(host, port, timeout=_TIMEOUT_S)
         except asyncio.CancelledError as error:
             canceled = asyncio.CancelledError(*error.args)
         except ProxyConnectionError as error:
-            failure: TailraceError = BrokerConnectionError(
+            failure = BrokerConnectionError(
                 f"the proxy at {self.address} cannot be reached: {error.strerror} - is it running? check proxy_url"
             )
         except (ProxyError, OSError, UnicodeError) as error:
             failure = self._failure(str(error), getattr(error, "error_code", None))
-        if canceled is not None:
-            raise canceled
-        raise failure
+        raise failure if canceled is None else canceled
 
     def _client(self) -> AsyncioProxy:
         from python_socks import ProxyConnectionError, ProxyType  # noqa: PLC0415 - an extra
