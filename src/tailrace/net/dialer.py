@@ -33,7 +33,6 @@ from tailrace.errors import (
 from tailrace.installation import VERSION
 from tailrace.net.connection import Connection
 from tailrace.net.security import (
-    CredentialsRefusedError,
     TlsFiles,
     authenticate,
     check_password_file,
@@ -430,16 +429,10 @@ class Dialer:
             return await connection.send(request, self._timeout_s, version=version)
 
         async def log_in() -> float | None:
-            file = self.config.sasl_plain_password_file
             try:
-                lifetime_s = await authenticate(exchange, self.config, host, self._token_provider)
-            except CredentialsRefusedError as error:
-                # While a password is changed, the file and the brokers may have different ones for some time.
-                if file is not None and self._has_signed_in:
-                    raise BrokerConnectionError(
-                        f"{connection.address}: {error}; the next attempt reads the password in {file} again"
-                    ) from None
-                raise AuthenticationError(f"{connection.address}: {error}") from None
+                lifetime_s = await authenticate(
+                    exchange, self.config, host, self._token_provider, has_signed_in=self._has_signed_in
+                )
             except AuthenticationError as error:
                 raise AuthenticationError(f"{connection.address}: {error}") from None
             self._has_signed_in = True

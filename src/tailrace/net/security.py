@@ -34,7 +34,6 @@ from tailrace.protocol.message import Request
 from tailrace.values import Hidden, Secret
 
 __all__ = [
-    "CredentialsRefusedError",
     "Exchange",
     "TlsFiles",
     "TokenProviderAdapter",
@@ -197,23 +196,18 @@ def password_of(config: ConsumerConfig) -> Secret:
     return found
 
 
-class CredentialsRefusedError(AuthenticationError):
-    """The broker refused the credentials."""
-
-
 async def authenticate(
-    exchange: Exchange, config: ConsumerConfig, host: str, provider: TokenProvider | None
+    exchange: Exchange, config: ConsumerConfig, host: str, provider: TokenProvider | None, *, has_signed_in: bool
 ) -> float | None:
     """Authenticate by SASL and return the lifetime of the session in seconds; None if the session does not expire.
 
-    ``provider`` returns the tokens for OAUTHBEARER.
+    ``provider`` returns the tokens for OAUTHBEARER. ``has_signed_in`` is True if this client has authenticated before.
 
     Raises:
-        CredentialsRefusedError: the broker refused the credentials.
-        AuthenticationError: the broker refused the mechanism, or did not prove its identity.
+        AuthenticationError: the broker refused the mechanism or the credentials, or did not prove its identity.
         ConfigurationError: a SASL option is invalid, or a package is missing.
         BrokerConnectionError: the token provider raised or returned an expired token, the file of the password has
-            none, or the broker did not answer.
+            none, or has one that the broker refused although ``has_signed_in``, or the broker did not answer.
         RequestTimedOutError: the token provider did not return.
     """
     mechanism = config.sasl_mechanism
@@ -229,7 +223,14 @@ async def authenticate(
     while (request := await _step(authenticator, mechanism, answer)) is not None:
         answer = await exchange(request)
         if answer.error_code:
-            raise CredentialsRefusedError(_refusal(answer.error_code, answer.error_message, mechanism))
+            refusal, file = (
+                _refusal(answer.error_code, answer.error_message, mechanism),
+                config.sasl_plain_password_file,
+            )
+            # While a password is changed, the file and the brokers may have different ones for some time.
+            if file is not None and has_signed_in:
+                raise BrokerConnectionError(f"{refusal}; the next attempt reads the password in {file} again")
+            raise AuthenticationError(refusal)
         if mechanism == "OAUTHBEARER" and answer.auth_bytes:
             # The broker answers a refused token with a challenge, not with an error code (RFC 7628, section 3.2.2).
             reason = answer.auth_bytes.decode(errors="replace")
