@@ -248,4 +248,5 @@ class BrokerVersions:
             else f"supports {supported.min_version} to {supported.max_version}"
         )
         wanted = "tailrace supports" if versions[0] == api.versions[0] else "required are"
-        return f"{api.name}: {wanted} versions {versions[0]} to {versions[-1]}, the broker {support}"
+        listed = f"versions {versions[0]} to {versions[-1]}" if len(versions) > 1 else f"version {versions[0]}"
+        return f"{api.name}: {wanted} {listed}, the broker {support}"
