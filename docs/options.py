@@ -24,7 +24,7 @@ from tailrace.app.options import AppConfig
 from tailrace.app.policies import Batch, Retry
 from tailrace.app.transactions.kafka_access import TransactionOptions
 from tailrace.config import ConsumerConfig, ProducerConfig
-from tailrace.config.resolution import NAMES_BY_CLIENT
+from tailrace.config.other_clients import NAMES_BY_CLIENT
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "options.md"

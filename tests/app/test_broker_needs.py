@@ -141,7 +141,7 @@ def topic(pair) -> str:
             ["bill has dead_letter='{topic}.dead', but broker 2 ("],
         ),
         ({}, ProduceRequest, ["the app has no handlers and publishes, but broker 2 ("]),
-        ({"enable_idempotence": True}, InitProducerIdRequest, ["idempotent producers (KIP-98)"]),
+        ({"producer": {"enable_idempotence": True}}, InitProducerIdRequest, ["idempotent producers (KIP-98)"]),
         ({"delivery": "exactly_once"}, TxnOffsetCommitRequest, ["transactions (delivery='exactly_once')"]),
         (
             {"delivery": "exactly_once"},
@@ -159,7 +159,7 @@ def topic(pair) -> str:
 async def test_an_app_is_refused_if_one_broker_lacks_what_it_needs(new_app, second_lacks, options, missing, words):
     """The start fails with one sentence that names the broker, its address, the request and the next step."""
     second_lacks({missing: None})
-    app = new_app(*["orders"] if options.keys() - {"enable_idempotence"} else [], **options)
+    app = new_app(*["orders"] if options.keys() - {"producer"} else [], **options)
 
     with pytest.raises(UnsupportedVersionError) as caught:
         await app.start()

@@ -12,9 +12,7 @@ from tailrace.app.transactions.kafka_access import TransactionOptions
 from tailrace.config.resolution import _OF_APPS, _OF_HANDLERS
 
 
-@pytest.mark.parametrize(
-    "name", ["acks", "linger_ms", "linger.ms", "compression_type", "enable_idempotence", "retries"]
-)
+@pytest.mark.parametrize("name", ["acks", "linger_ms", "linger.ms", "compression_type", "enable_idempotence"])
 @pytest.mark.parametrize("place", ["app", "consumer", "handler"])
 def test_a_producers_option_is_not_mistaken_for_another(name, place):
     """An option of producers is named as such, and no option of similar name is suggested."""
@@ -29,6 +27,11 @@ def test_a_producers_option_is_not_mistaken_for_another(name, place):
 @pytest.mark.parametrize(
     ("place", "name", "hint"),
     [
+        ("app", "compression_type", "to Producer() as compression_type, or to App() as producer={'compression_type': "),
+        ("app", "compression", "to Producer() as compression_type, or to App() as producer={'compression_type': ...}"),
+        ("app", "batch.size", "to Producer() as max_batch_size, or to App() as producer={'max_batch_size': ...}"),
+        ("app", "acks", "pass it to Producer() as acks; an app publishes with acks='all', so that no result or"),
+        ("app", "retries", "an option of producers in other clients - use delivery_timeout_ms"),
         ("app", "order_by", "'order_by' is an option of handlers - pass it to @app.handler()"),
         ("app", "orderby", "did you mean 'order_by'? It is an option of handlers - pass it to @app.handler()"),
         ("app", "concurency", "did you mean 'concurrency'? It is an option of handlers"),

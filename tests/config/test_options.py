@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tailrace import ConfigurationError, Consumer
 from tailrace.config import ConsumerConfig, ProducerConfig, check_names, resolve, resolve_producer, split_address
-from tailrace.config.resolution import OTHER_SPELLINGS, PRODUCER_SPELLINGS
+from tailrace.config.other_clients import OTHER_SPELLINGS, PRODUCER_SPELLINGS
 
 OPTIONS = {option.name: option for option in dataclasses.fields(ConsumerConfig)}
 HINTS = typing.get_type_hints(ConsumerConfig)

@@ -40,7 +40,7 @@ from tailrace.consumer.supervisor import Supervisor
 from tailrace.context_managers import asynccontextmanager
 from tailrace.errors import ConfigurationError, ConsumerStateError, HandlerFailedError, PublishError, TailraceError
 from tailrace.observe.statistics import AppStatistics
-from tailrace.producer.encoding import Message
+from tailrace.producer.encoding import Message, RecordEncoder
 from tailrace.producer.publisher import Published
 from tailrace.signals import handle_signals
 from tailrace.user_exceptions import error_text
@@ -71,7 +71,7 @@ class App(Handlers):
         codec=None: Codec that decodes values and encodes results; None for JSON.
         middleware=(): Functions that wrap the call of every handler of single records, the outermost first.
         require_broker=True: Fail to start if no broker answers within start_timeout_ms.
-        enable_idempotence=None: Publish with an idempotent producer, which stores no record twice.
+        producer=None: Options of the app's producer, such as ProducerOptions(compression_type="zstd", linger_ms=5).
         delivery="at_least_once": Delivery guarantee: "at_least_once", or "exactly_once" by transactions.
         transactional_id=None: Transactional id of this process, for example "{group}-{hostname}-{worker}".
         transaction_timeout_ms=10_000: Time in milliseconds after which the broker aborts an open transaction.
@@ -209,11 +209,13 @@ class App(Handlers):
         self._check_not_started()
         consumer_options = cast("dict[str, Any]", options)
         check_names(consumer_options, (*_OWN_OPTIONS, *_TRANSACTION_OPTIONS))
-        if resolve({**self.runtime.options, **consumer_options}).enable_auto_commit is False:
+        config = resolve({**self.runtime.options, **consumer_options})
+        if config.enable_auto_commit is False:
             raise ConfigurationError(
                 "enable_auto_commit=False cannot be used with App, which always commits the offsets of finished records"
                 " - leave out enable_auto_commit, or use a Consumer and commit yourself"
             )
+        self.runtime.config.producer_config(config)
         self.runtime.options.update(consumer_options)
 
     @property
@@ -475,7 +477,7 @@ class App(Handlers):
             if supervisor is not None and not supervisor.stopping.is_set():
                 raise PublishError(f"{topic}: no broker was reached yet - await wait_ready() first")
             raise ConsumerStateError("this app has ended - start it again before you publish")
-        (out,) = await encode_messages([Message(value, key, headers, partition)], topic, self.codec, "publish()")
+        (out,) = await encode_messages([Message(value, key, headers, partition)], topic, self._encoder("publish()"))
         return await publish_one(running.publisher, out)
 
     # ---- internals ---------------------------------------------------------------------------------------------------
@@ -486,6 +488,9 @@ class App(Handlers):
             raise ConsumerStateError(
                 "this app is started - declare handlers and hooks, and call include() and configure(), before the start"
             )
+
+    def _encoder(self, where: str) -> RecordEncoder:
+        return RecordEncoder(self.codec, where=where)
 
     def _executors_of(self, handler: HandlerFunction) -> list[Executor]:
         executors = [executor for group in self.runtime.started_run.groups for executor in group.executors_of(handler)]

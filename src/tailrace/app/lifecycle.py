@@ -655,17 +655,16 @@ def _kafka_access(
         return ConsumerSource(routes, {**options, "group_id": routes.group_id, **changes}, on_corrupt_batch)
 
     handlers = list(itertools.chain.from_iterable(plan.by_group.values()))
+    producer_config = runtime.config.producer_config(config)
     needs = broker_needs(handlers, config.group_protocol, has_transactions=transactions is not None)
 
     def open_publisher() -> AbstractAsyncContextManager[Publisher]:
-        producer = RecordProducer(config)
-        producer.enable_idempotence = runtime.config.enable_idempotence
-        return _open_publisher(producer, needs, observer)
+        return _open_publisher(RecordProducer(producer_config), needs, observer)
 
     kafka = KafkaAccess(read, open_publisher)
     if transactions is not None:
         check_transactions(transactions, config, runtime.options, handlers)
-        kafka = with_transactions(kafka, read, transactions, config, observer)
+        kafka = with_transactions(kafka, read, transactions, (config, producer_config), observer)
     return kafka if substitute is None else KafkaAccess(substitute.connect, substitute.open_publisher)
 
 

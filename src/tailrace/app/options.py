@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeAlias, get_args
+from typing import Any, Generic, Literal, TypeAlias, cast, get_args
 
 from typing_extensions import TypedDict, TypeVar
 
@@ -14,7 +14,14 @@ from tailrace.app.policies import Batch, OnFailure, OrderBy, Retry
 from tailrace.awaitables import is_coroutine_function
 from tailrace.codecs.annotations import signature_of
 from tailrace.codecs.protocols import AnyCodec
-from tailrace.config import ConsumerOptions, check_positive
+from tailrace.config import (
+    ConsumerConfig,
+    ConsumerOptions,
+    ProducerConfig,
+    ProducerOptions,
+    app_producer_config,
+    check_positive,
+)
 from tailrace.config.resolution import place_of, similar
 from tailrace.consumer.delivery.unreadable_batches import OnCorruptBatch
 from tailrace.core.cluster_metadata import topic_name_fault
@@ -296,12 +303,13 @@ class AppOptions(ConsumerOptions, total=False):
 
     Default: True.
     """
-    enable_idempotence: bool | None
-    """Publish with an idempotent producer, which stores no record twice.
+    producer: ProducerOptions[Any, Any] | None
+    """Options of the app's producer, such as ``ProducerOptions(compression_type="zstd", linger_ms=5)``.
 
-    None publishes without idempotence if a broker does not offer it, and logs ``IdempotenceDisabled``; True refuses to
-    start in this case. Without idempotence, a record whose answer is lost may be stored twice. False contradicts
-    ``delivery="exactly_once"``.
+    The producer publishes the results of handlers, messages of ``app.publish``, retries and dead letters. Connections,
+    security and timeouts of requests are those of the app, ``acks`` is "all", and values are encoded by ``codec``.
+    ``delivery_timeout_ms`` and ``max_block_ms`` are ``default_api_timeout_ms`` unless they are set. An option that is
+    not set comes from its ``TAILRACE_...`` variable.
 
     Default: None.
     """
@@ -362,7 +370,7 @@ class AppConfig:
     codec: AnyCodec | None = None
     middleware: Sequence[Middleware] = ()
     require_broker: bool = True
-    enable_idempotence: bool | None = None
+    producer: ProducerOptions[Any, Any] | None = None
     delivery: Delivery = "at_least_once"
 
     def __post_init__(self) -> None:
@@ -380,14 +388,27 @@ class AppConfig:
         required: object = self.require_broker
         if not isinstance(required, bool):
             raise ConfigurationError(f"require_broker must be True or False, not {required!r}")
-        idempotent: object = self.enable_idempotence
-        if idempotent is not None and not isinstance(idempotent, bool):
-            raise ConfigurationError(f"enable_idempotence must be True, False or None, not {idempotent!r}")
-        if idempotent is False and self.delivery == "exactly_once":
+        producer: object = self.producer
+        if producer is not None and not isinstance(producer, Mapping):
+            raise ConfigurationError(
+                "producer must be ProducerOptions(...) or a dict of options, such as {'compression_type': 'zstd'}, not"
+                f" {producer!r}"
+            )
+
+    def producer_config(self, config: ConsumerConfig) -> ProducerConfig:
+        """Return the options of the producer of an app whose consumers have the options ``config``.
+
+        Raises:
+            ConfigurationError: see ``app_producer_config``; or the producer has no idempotence, which transactions
+                need.
+        """
+        producer = app_producer_config(config, cast("Mapping[str, object]", self.producer or {}))
+        if producer.enable_idempotence is False and self.delivery == "exactly_once":
             raise ConfigurationError(
                 "enable_idempotence=False contradicts delivery='exactly_once': transactions need idempotence"
-                " - leave out enable_idempotence"
+                " - leave out enable_idempotence, or remove the variable TAILRACE_ENABLE_IDEMPOTENCE"
             )
+        return producer
 
 
 _REPLACEMENTS: Mapping[str, str] = {

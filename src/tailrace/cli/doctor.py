@@ -238,7 +238,7 @@ def _needs_of_app(app: App, config: ConsumerConfig, start: str) -> tuple[Plan, _
     handlers = itertools.chain.from_iterable(plan.by_group.values())
     has_transactions = app.runtime.transactions is not None
     capabilities = frozenset(broker_needs(handlers, config.group_protocol, has_transactions=has_transactions).required)
-    if app.runtime.config.enable_idempotence:
+    if app.runtime.config.producer_config(config).enable_idempotence:
         capabilities |= {IDEMPOTENCE}
     routes = {group_id: Routes(group_id, handlers) for group_id, handlers in plan.by_group.items()}
 

@@ -1,6 +1,7 @@
 """Options of consumers and producers.
 
-The module ``options`` declares the options, ``consumer_options`` and ``producer_options`` document them, and
+The module ``options`` declares the options, ``consumer_options`` and ``producer_options`` document them,
+``other_clients`` has their names in other clients, and
 ``resolution`` determines their values from arguments and environment variables, and checks them.
 """
 
@@ -21,6 +22,7 @@ from tailrace.config.options import (
 )
 from tailrace.config.producer_options import KeyT_contra, ProducerOptions, ValueT_contra
 from tailrace.config.resolution import (
+    app_producer_config,
     check_names,
     check_positive,
     hide_secrets,
@@ -50,6 +52,7 @@ __all__ = [
     "SecurityProtocol",
     "TokenProvider",
     "ValueT_contra",
+    "app_producer_config",
     "check_names",
     "check_positive",
     "hide_secrets",

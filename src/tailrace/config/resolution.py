@@ -31,14 +31,18 @@ from tailrace.config.options import (
     ConsumerConfig,
     ProducerConfig,
 )
+from tailrace.config.other_clients import (
+    NOT_OF_PRODUCERS,
+    NOT_OPTIONS,
+    OTHER_SPELLINGS,
+    PRODUCER_SPELLINGS,
+)
 from tailrace.errors import ConfigurationError
 from tailrace.values import Hidden, Secret
 
 __all__ = [
-    "NAMES_BY_CLIENT",
-    "OTHER_SPELLINGS",
     "PREFIX",
-    "PRODUCER_SPELLINGS",
+    "app_producer_config",
     "check_combinations",
     "check_names",
     "check_positive",
@@ -347,119 +351,6 @@ def _check_oauthbearer(config: ClientConfig) -> None:
         )
 
 
-# ---- names of options in other clients, for error messages and the documentation -------------------------------------
-
-_JAVA: Mapping[str, str] = {
-    "internal_leave_group_on_close": "leave_on_stop",
-    "sasl_jaas_config": "sasl_plain_password",
-    "sasl_login_callback_handler_class": "sasl_oauth_token_provider",
-    "ssl_endpoint_identification_algorithm": "ssl_check_hostname",
-    "ssl_key_password": "ssl_password",
-    "ssl_keystore_certificate_chain": "ssl_certificate_pem",
-    "ssl_keystore_key": "ssl_key_pem",
-    "ssl_keystore_location": "ssl_certfile",
-    "ssl_truststore_certificates": "ssl_ca_pem",
-    "ssl_truststore_location": "ssl_cafile",
-}
-_LIBRDKAFKA: Mapping[str, str] = {
-    "enable_auto_offset_store": "ack",
-    "fetch_error_backoff_ms": "retry_backoff_ms",
-    "fetch_message_max_bytes": "max_partition_fetch_bytes",
-    "fetch_wait_max_ms": "fetch_max_wait_ms",
-    "metadata_broker_list": "bootstrap_servers",
-    "oauth_cb": "sasl_oauth_token_provider",
-    "offset_commit_cb": "offset_commit_callback",
-    "queued_max_messages_kbytes": "max_buffered_bytes",
-    "queued_min_messages": "max_queued_records",
-    "rebalance_cb": "rebalance_listener",
-    "sasl_mechanisms": "sasl_mechanism",
-    "sasl_password": "sasl_plain_password",
-    "sasl_username": "sasl_plain_username",
-    "socket_receive_buffer_bytes": "receive_buffer_bytes",
-    "socket_timeout_ms": "request_timeout_ms",
-    "ssl_ca_location": "ssl_cafile",
-    "ssl_certificate_location": "ssl_certfile",
-    "ssl_key_location": "ssl_keyfile",
-    "topic_metadata_refresh_interval_ms": "metadata_max_age_ms",
-}
-_AIOKAFKA: Mapping[str, str] = {
-    "rebalance_timeout_ms": "max_poll_interval_ms",
-}
-_OTHERS: Mapping[str, str] = {
-    "assignors": "partition_assignment_strategy",
-    "auto_commit": "enable_auto_commit",
-    "auto_commit_enable": "enable_auto_commit",
-    "auto_commit_every_n": "auto_commit_every_records",
-    "auto_commit_every_t": "auto_commit_interval_ms",
-    "auto_commit_interval_messages": "auto_commit_every_records",
-    "broker_list": "bootstrap_servers",
-    "brokers": "bootstrap_servers",
-    "compacted_topic": "allow_offset_gaps",
-    "consumer_group": "group_id",
-    "default_offset_commit_callback": "offset_commit_callback",
-    "deserializer": "value_deserializer",
-    "deserializer_class": "value_deserializer",
-    "fetch_size_bytes": "fetch_min_bytes",
-    "group": "group_id",
-    "hosts": "bootstrap_servers",
-    "iter_timeout": "consumer_timeout_ms",
-    "max_buffer_size": "max_batch_bytes",
-    "max_bytes": "fetch_max_bytes",
-    "max_wait_time": "fetch_max_wait_ms",
-    "min_bytes": "fetch_min_bytes",
-    "num_consumer_fetchers": "num_fetchers",
-    "offsets_channel_backoff_ms": "retry_backoff_ms",
-    "offsets_channel_socket_timeout_ms": "request_timeout_ms",
-    "offsets_commit_max_retries": "offset_commit_max_retries",
-    "partition_allocator": "partition_assignment_strategy",
-    "queued_max_messages": "max_queued_records",
-    "rebalance_backoff_ms": "retry_backoff_ms",
-    "refresh_leader_backoff_ms": "retry_backoff_ms",
-    "source_host": "local_addr",
-    "socks5_proxy": "proxy_url",
-    "source_port": "local_addr",
-}
-_JAVA_PRODUCER: Mapping[str, str] = {
-    "batch_size": "max_batch_size",
-    "compression_gzip_level": "compression_level",
-    "compression_lz4_level": "compression_level",
-    "compression_zstd_level": "compression_level",
-    "partitioner_class": "partitioner",
-    "partitioner_ignore_keys": "partitioner",
-}
-_LIBRDKAFKA_PRODUCER: Mapping[str, str] = {
-    "batch_num_messages": "max_batch_size",
-    "compression_codec": "compression_type",
-    "message_max_bytes": "max_request_size",
-    "message_timeout_ms": "delivery_timeout_ms",
-    "queue_buffering_max_kbytes": "buffer_memory",
-    "queue_buffering_max_messages": "buffer_memory",
-    "queue_buffering_max_ms": "linger_ms",
-    "request_required_acks": "acks",
-}
-_OTHER_PRODUCERS: Mapping[str, str] = {
-    "buffer_timeout": "linger_ms",
-    "compression": "compression_type",
-    "max_buffered_bytes": "buffer_memory",
-    "producer_acks": "acks",
-    "required_acks": "acks",
-    "serializer": "value_serializer",
-}
-
-NAMES_BY_CLIENT: Mapping[str, Mapping[str, str]] = {
-    "Java": {**_JAVA, **_JAVA_PRODUCER},
-    "librdkafka": {**_LIBRDKAFKA, **_LIBRDKAFKA_PRODUCER},
-    "aiokafka": _AIOKAFKA,
-}
-"""Names of options by client, mapped to tailrace's names; without names like ``group.id``, where only dots differ."""
-
-PRODUCER_SPELLINGS: Mapping[str, str] = {**_OTHER_PRODUCERS, **_LIBRDKAFKA_PRODUCER, **_JAVA_PRODUCER}
-"""Names of producers' options in other clients, mapped to tailrace's names, as in ``OTHER_SPELLINGS``."""
-
-OTHER_SPELLINGS: Mapping[str, str] = {**_OTHERS, **_AIOKAFKA, **_LIBRDKAFKA, **_JAVA}
-"""Names of options in other clients, normalized to lower case and underscores, mapped to tailrace's names."""
-
-
 # ---- names of environment variables ----------------------------------------------------------------------------------
 
 PREFIX = "TAILRACE_"
@@ -500,40 +391,29 @@ def check_variables(environ: Hidden, options: Collection[str]) -> None:
 
 # ---- resolution ------------------------------------------------------------------------------------------------------
 
-_NOT_OPTIONS = {
-    "client_dns_lookup": "no option: all addresses of a name are tried, as with 'use_all_dns_ips'",
-    "listener": "the option 'rebalance_listener'",
-    "max_poll_records": "getmany(max_records=...)",
-}
-"""Names of options in other clients that tailrace does not have, mapped to the text that says what to use instead."""
-
 _SIMILARITY = 0.7
 """Minimum similarity of names, between 0 and 1, for a hint."""
 _OF_APPS = frozenset({
     "retry", "dead_letter", "on_failure", "on_corrupt_batch", "codec", "middleware", "require_broker",
-    "enable_idempotence", "delivery",
+    "producer", "delivery",
     "transactional_id", "transaction_timeout_ms", "transaction_interval_ms", "transaction_max_records",
 })  # fmt: skip
 """Options that App has in addition to those of its consumers."""
 _OF_HANDLERS = frozenset({"pattern", "when", "unmatched", "order_by", "concurrency", "timeout_ms", "publish", "batch"})
 """Options that only handlers have."""
-_NOT_OF_PRODUCERS: Mapping[str, str] = {
-    "dr_cb": "await send(), or the future that enqueue() returns",
-    "dr_msg_cb": "await send(), or the future that enqueue() returns",
-    "interceptor_classes": "hooks=[...]",
-    "max_in_flight": "leave it out: up to five batches of a partition are in flight, and stay in order",
-    "max_in_flight_requests_per_connection": (
-        "leave it out: up to five batches of a partition are in flight, and stay in order"
-    ),
-    "message_send_max_retries": "delivery_timeout_ms: a record is sent again until then",
-    "metric_reporters": "hooks=[...]",
-    "on_delivery": "await send(), or the future that enqueue() returns",
-    "retries": "delivery_timeout_ms: a record is sent again until then",
+_DECIDED_BY_APPS: Mapping[str, str] = {
+    "acks": "an app publishes with acks='all', so that no result or dead letter is lost with a broker - leave it out",
+    "key_serializer": "an app encodes keys as its handlers read them, or by its codec - pass codec= to App()",
+    "max_request_size": "an app leaves the size of a record to its topic's max.message.bytes - leave it out",
+    "transaction_timeout_ms": "it belongs to delivery='exactly_once' - pass it to App()",
+    "transactional_id": "it belongs to delivery='exactly_once' - pass it to App()",
+    "value_serializer": "an app encodes values by its codec - pass codec= to App() or to the handler",
 }
-"""Names of producers' options that only other clients have, mapped to the text that says what to use."""
+"""Options that an app decides for its producer, mapped to the reason and to what to do."""
 
 _OF_CONSUMERS = {f.name: f for f in dataclasses.fields(ConsumerConfig)}
 _OF_PRODUCERS = {f.name: f for f in dataclasses.fields(ProducerConfig)}
+_OF_CLIENTS = frozenset(f.name for f in dataclasses.fields(ClientConfig))
 _FIELDS = {**_OF_CONSUMERS, **_OF_PRODUCERS}
 _HINTS = {**typing.get_type_hints(ConsumerConfig), **typing.get_type_hints(ProducerConfig)}
 
@@ -548,12 +428,14 @@ def place_of(name: str) -> str:
         return "an option of App - pass it to App()"
     if name in _OF_HANDLERS:
         return "an option of handlers - pass it to @app.handler()"
-    if name in _OF_PRODUCERS or name in PRODUCER_SPELLINGS or name in _NOT_OF_PRODUCERS:
-        return (
-            "an option of producers - pass it to Producer(), or leave it out: App publishes with acks='all' and"
-            " idempotence"
-        )
-    return ""
+    if name in NOT_OF_PRODUCERS:
+        return f"an option of producers in other clients - use {NOT_OF_PRODUCERS[name]}"
+    ours = PRODUCER_SPELLINGS.get(name, name)
+    if ours not in _OF_PRODUCERS:
+        return ""
+    decided = _DECIDED_BY_APPS.get(ours)
+    in_app = f"; {decided}" if decided else f", or to App() as producer={{{ours!r}: ...}}"
+    return f"an option of producers - pass it to Producer() as {ours}{in_app}"
 
 
 def similar(name: str, own: Collection[str]) -> str:
@@ -561,7 +443,7 @@ def similar(name: str, own: Collection[str]) -> str:
     close = difflib.get_close_matches(name, own, n=1, cutoff=_SIMILARITY)
     if close:
         return f"did you mean {close[0]!r}?"
-    elsewhere = [*_FIELDS, *_OF_APPS, *_OF_HANDLERS, *PRODUCER_SPELLINGS, *_NOT_OF_PRODUCERS]
+    elsewhere = [*_FIELDS, *_OF_APPS, *_OF_HANDLERS, *PRODUCER_SPELLINGS, *NOT_OF_PRODUCERS]
     close = difflib.get_close_matches(name, elsewhere, n=1, cutoff=_SIMILARITY)
     return f"did you mean {close[0]!r}? It is {place_of(close[0])}" if close else ""
 
@@ -581,7 +463,7 @@ def check_names(
     """
     is_producer = kind is ProducerConfig
     known = _OF_PRODUCERS if is_producer else _OF_CONSUMERS
-    replacements = _NOT_OF_PRODUCERS if is_producer else _NOT_OPTIONS
+    replacements = NOT_OF_PRODUCERS if is_producer else NOT_OPTIONS
     for name in options:
         if name in known:
             continue
@@ -632,6 +514,8 @@ def hide_secrets(options: OptionsT) -> OptionsT:
 
 
 def _hidden(name: str, value: object) -> object:
+    if name == "producer" and isinstance(value, Mapping):
+        return hide_secrets(cast("Mapping[str, object]", value))
     is_secret = _FIELDS[name].metadata["secret"] if name in _FIELDS else name not in _OF_APPS
     if is_secret and isinstance(value, str):
         return Secret(value)
@@ -678,7 +562,7 @@ def producer_config(config: ConsumerConfig | ProducerConfig, **options: object) 
     """
     check_names(options, kind=ProducerConfig)
     if isinstance(config, ConsumerConfig):
-        shared = {field.name: getattr(config, field.name) for field in dataclasses.fields(ClientConfig)}
+        shared = {name: getattr(config, name) for name in _OF_CLIENTS}
         limit_ms = config.default_api_timeout_ms
         config = ProducerConfig(**shared, delivery_timeout_ms=limit_ms, max_block_ms=limit_ms)
     if options:
@@ -686,6 +570,47 @@ def producer_config(config: ConsumerConfig | ProducerConfig, **options: object) 
         config = dataclasses.replace(config, **values)
         check_producer_combinations(config)
     return config
+
+
+def app_producer_config(
+    config: ConsumerConfig, options: Mapping[str, object], environ: Mapping[str, str] | None = None
+) -> ProducerConfig:
+    """Return the options of an app's producer, from the argument ``producer``, environment variables and defaults.
+
+    Args:
+        config: options of the app's consumers, whose brokers, security and timeouts the producer uses.
+        options: value of the option ``producer`` of the app.
+        environ: environment variables; None for those of the process.
+
+    Raises:
+        ConfigurationError: an option is unknown, has an invalid value, contradicts another, or is the app's own.
+    """
+    options = hide_secrets(options)
+    check_names(options, kind=ProducerConfig)
+    for name, value in options.items():
+        if name in _OF_CLIENTS:
+            raise ConfigurationError(
+                f"producer= must not contain {name}, which the app's producer shares with its"
+                " consumers - pass it to App()"
+            )
+        if name in _DECIDED_BY_APPS and not (name == "acks" and _convert_acks(value, name) == "all"):
+            raise ConfigurationError(f"producer= must not contain {name}: {_DECIDED_BY_APPS[name]}")
+    names = [name for name in _OF_PRODUCERS if name not in _OF_CLIENTS and name not in _DECIDED_BY_APPS]
+    variables, environ = Hidden(os.environ if environ is None else environ), None
+    if "acks" not in options and (found := _from_environment("acks", variables)) is not None:
+        variable, text = found
+        if _convert_acks(text, variable) != "all":
+            raise ConfigurationError(
+                f"{variable}={text} cannot be used with App, which publishes with acks='all' - remove the variable, or"
+                " set producer={'acks': 'all'}"
+            )
+    values = _values(names, options, variables)
+    shared = {name: getattr(config, name) for name in _OF_CLIENTS}
+    limit_ms = config.default_api_timeout_ms
+    limits = {"delivery_timeout_ms": limit_ms, "max_block_ms": limit_ms}
+    found_config = ProducerConfig(**{**shared, **limits, **values})
+    check_producer_combinations(found_config)
+    return found_config
 
 
 def _values(names: Collection[str], options: Mapping[str, object], variables: Hidden) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
+from msgspec import UNSET
+
 from tailrace.codecs.json_codec import encode_text
 from tailrace.codecs.protocols import AnyCodec, TopicCodec
 from tailrace.errors import PublishError, SchemaRegistryError
@@ -22,7 +24,9 @@ class Message:
     Attributes:
         value: any object that the codec can encode, also a list; None publishes a tombstone.
         key: bytes, or any object, which is encoded in the form that a parameter marked with ``Key`` reads, or by the
-            codec if it encodes keys. The key selects the partition unless ``partition`` is set.
+            codec if it encodes keys; None for no key. If it is not given, the result of a handler has the key of the
+            handled record, and the result of a batch handler and other messages have no key. The key selects the
+            partition unless ``partition`` is set.
         headers: names and values; a str value is encoded as UTF-8. The trace of the handled record is added, unless
             these headers contain a trace.
         partition: number of the partition; None to select the partition by the key.
@@ -32,7 +36,7 @@ class Message:
     """
 
     value: object
-    key: object = None
+    key: object = UNSET
     headers: Sequence[tuple[str, bytes | str | None]] = ()
     partition: int | None = None
     topic: str | None = None
@@ -50,6 +54,7 @@ class RecordEncoder:
         codec: encodes values, and keys if its ``keys`` is True.
         key_serializer: encodes keys in place of the codec; None for the codec.
         value_serializer: encodes values in place of the codec; None for the codec.
+        where: beginning of error messages, such as the name of a handler; empty for none.
     """
 
     def __init__(
@@ -57,7 +62,10 @@ class RecordEncoder:
         codec: AnyCodec,
         key_serializer: Callable[[Any], bytes | None] | None = None,
         value_serializer: Callable[[Any], bytes | None] | None = None,
+        where: str = "",
     ) -> None:
+        self.where: str = f"{where}: " if where else ""
+        """Beginning of error messages."""
         by_topic = cast("TopicCodec", codec) if hasattr(codec, "encode_for") else None
         self._by_topic = by_topic
         self._key: Callable[[Any], bytes | None] | None = key_serializer
@@ -84,7 +92,7 @@ class RecordEncoder:
                 key = self._key(key)
             return _record(topic, value, key, rest)
         except Exception as error:
-            raise _refusal(topic, error) from error
+            raise self._refusal(topic, error) from error
 
     async def encode(self, topic: str, value: object, key: object, rest: MessageDetails) -> OutgoingRecord:
         """Encode a record; fetch its schemas if they are unknown.
@@ -106,25 +114,24 @@ class RecordEncoder:
         except SchemaRegistryError:
             raise
         except Exception as error:
-            raise _refusal(topic, error) from error
+            raise self._refusal(topic, error) from error
+
+    def _refusal(self, topic: str, error: Exception) -> PublishError:
+        if isinstance(error, PublishError):
+            return error
+        return PublishError(f"{self.where}a message to {topic!r} cannot be encoded: {message_of(error, 1_000)}")
 
 
 def _record(topic: str, value: object, key: object, rest: MessageDetails) -> OutgoingRecord:
     headers, partition, timestamp_ms = rest
     if value is not None and type(value) is not bytes:
-        raise TypeError(f"value_serializer must return bytes, not {type(value).__name__}")
+        raise TypeError(f"the codec or value_serializer must return bytes, not {type(value).__name__}")
     if key is not None and type(key) is not bytes:
-        raise TypeError(f"key_serializer must return bytes, not {type(key).__name__}")
+        raise TypeError(f"the codec or key_serializer must return bytes, not {type(key).__name__}")
     if partition is not None:
         check_partition(partition)
     encoded = encoded_headers(headers) if headers else ()
     return OutgoingRecord(topic, value, key, encoded, partition, timestamp_ms)
-
-
-def _refusal(topic: str, error: Exception) -> PublishError:
-    if isinstance(error, PublishError):
-        return error
-    return PublishError(f"a message to {topic!r} cannot be encoded: {message_of(error, 1_000)}")
 
 
 def encoded_headers(given: object) -> Headers:

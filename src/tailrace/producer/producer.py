@@ -288,7 +288,8 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             if to is None:
                 raise PublishError("a Message has no topic - set topic= of the Message or of send_many()")
             _check_topic(to)
-            encoded = self._encoder.encode(to, one.value, one.key, (one.headers, one.partition, one.timestamp_ms))
+            key = None if one.key is msgspec.UNSET else one.key
+            encoded = self._encoder.encode(to, one.value, key, (one.headers, one.partition, one.timestamp_ms))
             records.append(await self._within_max_block(encoded, to))
         for record in records:
             self._check_size(record)

@@ -108,6 +108,44 @@ def declare(app: App, kind: str, returned: object, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["record", "thread", "batch"])
+@pytest.mark.parametrize("key", [b"7", b"", None])
+@pytest.mark.parametrize(
+    ("result", "own"),
+    [
+        ("value", "kept"),
+        (Message("value"), "kept"),
+        (Message("value", topic="other"), "kept"),
+        (Message("value", key=None), None),
+        (Message("value", key=8), b"8"),
+    ],
+    ids=["value", "message", "other topic", "no key", "own key"],
+)
+async def test_a_result_keeps_the_key_of_its_record(app, kind, key, result, own):
+    """A result has the record's key unless its Message has one, or None; results of batches have only their own."""
+    declare(app, kind, [result, None], publish="results")
+    expected = own if own != "kept" else None if kind == "batch" else key
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"x", key=key)
+
+        found = [*kafka.published("results"), *kafka.published("other")]
+        assert [record.key for record in found] == [expected]
+
+
+async def test_publish_has_no_key_of_a_record(app):
+    """app.publish() in a handler publishes only the key that is passed to it."""
+
+    @app.handler("orders")
+    async def handle(value: bytes) -> None:
+        await app.publish("out", value)
+
+    async with TestApp(app) as kafka:
+        await kafka.send("orders", b"x", key=b"7")
+
+        assert [record.key for record in kafka.published("out")] == [None]
+
+
+@pytest.mark.parametrize("kind", ["record", "thread", "batch"])
 async def test_a_message_with_a_topic_needs_no_publish_option(app, kind):
     """Without `publish=` a Message is published to its own topic, and plain values are not published."""
     declare(app, kind, [Message(1, topic="a"), 2, None, Message(3, topic="b", key="k")])

@@ -13,7 +13,7 @@ import pytest
 
 from tailrace import ProducerFencedError, PublishError, Record
 from tailrace.app.transactions.renewing_producer import RenewingProducer
-from tailrace.config import resolve
+from tailrace.config import producer_config, resolve
 from tailrace.error_codes import ErrorCode
 from tailrace.observe.events import (
     OffsetsCommitted,
@@ -290,9 +290,8 @@ async def test_a_fenced_producer_is_not_replaced(own_server, ledger, recorder):
     """A fenced producer with a fixed transactional_id is not replaced, as two processes would fence each other."""
     topic, config = ledger.topic(), resolve({**own_server.client_options, "retry_backoff_ms": 20}, {})
     name = f"x-{topic}"
-    one = RenewingProducer(
-        config, "g", transactional_id=name, transaction_timeout_ms=60_000, observer=Observer((recorder,))
-    )
+    named = producer_config(config, transactional_id=name, transaction_timeout_ms=60_000)
+    one = RenewingProducer(named, "g", max_metadata_bytes=4_096, observer=Observer((recorder,)))
     await one.start()
     await one.begin()
     async with ledger.producer(name):
@@ -316,9 +315,8 @@ async def renewing(own_server, ledger, recorder):
     """Start a producer whose transactions time out after two seconds, with the id of no other producer."""
     config = resolve({**own_server.client_options, "retry_backoff_ms": 20}, {})
     name = f"x-{ledger.topic()}"
-    producer = RenewingProducer(
-        config, "g", transactional_id=name, transaction_timeout_ms=2_000, observer=Observer((recorder,))
-    )
+    named = producer_config(config, transactional_id=name, transaction_timeout_ms=2_000)
+    producer = RenewingProducer(named, "g", max_metadata_bytes=4_096, observer=Observer((recorder,)))
     await producer.start()
     yield producer
     await producer.close()

@@ -148,7 +148,7 @@ def _result_publisher(handler: ResolvedHandler, publisher: Publisher) -> Publish
         returned = await resolve_result(returned, handler.prepared.name)
         if returned is not None:
             # The record is finished only after the acknowledgment, so no offset is committed before its results.
-            await results.publish([(returned, result_trace(record))])
+            await results.publish([(returned, result_trace(record))], record.key)
 
     return publish_result
 
@@ -174,7 +174,7 @@ def batch_call(handler: ResolvedHandler, group: GroupParts, overdue_calls: Overd
                 return
             items = results_in(returned)
             # With one item per record, each item gets the trace of its record. Otherwise it is unknown which record an
-            # item belongs to.
+            # item belongs to. Results have no key of a record: a wrong key would be stored.
             is_one_each = len(items) == len(records)
             headers = (record.headers for record in records) if is_one_each else itertools.repeat(())
             # The batch is finished only after the acknowledgment, so no offset is committed before its results.

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import cast
 
-from tailrace.codecs.json_codec import encode_text
-from tailrace.codecs.protocols import AnyCodec, TopicCodec
+import msgspec
+from msgspec import UNSET
+
 from tailrace.core.cluster_metadata import topic_name_fault
-from tailrace.errors import PublishError, SchemaRegistryError
-from tailrace.producer.encoding import Message, check_partition, encoded_headers
+from tailrace.errors import PublishError
+from tailrace.producer.encoding import Message, RecordEncoder
 from tailrace.producer.publisher import OutgoingRecord
-from tailrace.user_exceptions import message_of
 
 __all__ = [
     "encode_messages",
@@ -48,49 +48,33 @@ def messages_in(returned: object, *, publish_values: bool) -> list[Message]:
 
 
 async def encode_messages(
-    messages: Iterable[Message], topic: str | None, codec: AnyCodec, where: str
+    messages: Iterable[Message], topic: str | None, encoder: RecordEncoder, key: bytes | None = None
 ) -> list[OutgoingRecord]:
     """Encode messages as records.
 
     Args:
         messages: messages to publish.
         topic: topic of messages whose ``topic`` is None; None if each message must have a topic.
-        codec: encodes values; a codec with ``encode_for`` also encodes keys if its ``keys`` is True.
-        where: name of the handler or method, for error messages.
+        encoder: encodes keys and values.
+        key: encoded key of messages whose ``key`` is not given.
 
     Raises:
         PublishError: a message cannot be encoded, or has no topic or an invalid one.
         SchemaRegistryError: a schema could not be fetched.
     """
     encoded: list[OutgoingRecord] = []
-    # hasattr, because isinstance with a Protocol would be slow for each record.
-    by_topic = cast("TopicCodec", codec) if hasattr(codec, "encode_for") else None
     for message in messages:
         to: object = message.topic or topic
         if to is None:
             raise PublishError(
-                f"{where}: a Message has no topic - set topic= of the Message, or publish= of the handler"
+                f"{encoder.where}a Message has no topic - set topic= of the Message, or publish= of the handler"
             )
         if not isinstance(to, str):
-            raise PublishError(f"{where}: topic must be a string such as 'orders', not {to!r}")
+            raise PublishError(f"{encoder.where}topic must be a string such as 'orders', not {to!r}")
         if fault := topic_name_fault(to):
-            raise PublishError(f"{where}: {to!r} is not a legal topic name: {fault}")
-        try:
-            if by_topic is None:
-                value = None if message.value is None else codec.encode(message.value)
-                key = None if message.key is None else encode_text(message.key)
-            else:
-                value = None if message.value is None else await by_topic.encode_for(to, message.value)
-                encodes_key = by_topic.keys and message.key is not None
-                if encodes_key:
-                    key = await by_topic.encode_for(to, message.key, is_key=True)
-                else:
-                    key = None if message.key is None else encode_text(message.key)
-            headers = encoded_headers(message.headers)
-            check_partition(message.partition)
-        except SchemaRegistryError:
-            raise
-        except Exception as error:
-            raise PublishError(f"{where}: a message to {to!r} cannot be encoded: {message_of(error, 1_000)}") from error
-        encoded.append(OutgoingRecord(to, value, key, headers, message.partition, message.timestamp_ms))
+            raise PublishError(f"{encoder.where}{to!r} is not a legal topic name: {fault}")
+        is_key_given = message.key is not UNSET
+        details = (message.headers, message.partition, message.timestamp_ms)
+        record = await encoder.encode(to, message.value, message.key if is_key_given else None, details)
+        encoded.append(record if is_key_given or key is None else msgspec.structs.replace(record, key=key))
     return encoded

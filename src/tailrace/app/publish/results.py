@@ -17,6 +17,7 @@ from tailrace.app.publish.encoding import encode_messages, messages_in
 from tailrace.codecs.protocols import AnyCodec
 from tailrace.errors import PublishError
 from tailrace.observe.hooks import Instrumentation, Publish
+from tailrace.producer.encoding import RecordEncoder
 from tailrace.producer.publisher import Headers, OutgoingRecord, Published, Publisher
 from tailrace.producer.traces import current_trace, with_trace
 
@@ -118,10 +119,12 @@ class ResultPublisher:
     """
 
     def __init__(self, publisher: Publisher, codec: AnyCodec, topic: str | None, where: str) -> None:
-        self._publisher, self._codec, self._topic, self._where = publisher, codec, topic, where
+        self._publisher, self._topic, self._encoder = publisher, topic, RecordEncoder(codec, where=where)
 
-    async def publish(self, results: Iterable[tuple[object, Headers]]) -> None:
+    async def publish(self, results: Iterable[tuple[object, Headers]], key: bytes | None = None) -> None:
         """Publish results, each with its trace, and wait until all are acknowledged.
+
+        ``key`` is the key of results that have no key of their own.
 
         All results are encoded first, so that nothing is published if one of them cannot be encoded.
 
@@ -132,7 +135,7 @@ class ResultPublisher:
         records: list[tuple[OutgoingRecord, Headers]] = []
         for result, trace in results:
             if messages := messages_in(result, publish_values=self._topic is not None):
-                encoded = await encode_messages(messages, self._topic, self._codec, self._where)
+                encoded = await encode_messages(messages, self._topic, self._encoder, key)
                 records += [(record, trace) for record in encoded]
         await gather_in_order([publish_one(self._publisher, record, trace) for record, trace in records])
 

@@ -20,7 +20,7 @@ from tailrace.app.transactions.attempts import current_publisher
 from tailrace.app.transactions.exactly_once import TransactionalSource
 from tailrace.app.transactions.renewing_producer import RenewingProducer
 from tailrace.app.transactions.window import WindowSettings
-from tailrace.config import ConsumerConfig, check_positive
+from tailrace.config import ConsumerConfig, ProducerConfig, check_positive, producer_config
 from tailrace.context_managers import asynccontextmanager
 from tailrace.errors import ConfigurationError
 from tailrace.observe.hooks import Observer
@@ -158,7 +158,7 @@ def with_transactions(
     kafka: KafkaAccess,
     read: Callable[..., ConsumerSource],
     options: TransactionOptions,
-    config: ConsumerConfig,
+    configs: tuple[ConsumerConfig, ProducerConfig],
     observer: Observer,
 ) -> KafkaAccess:
     """Return an access to Kafka whose sources handle records in transactions.
@@ -167,19 +167,21 @@ def with_transactions(
         kafka: access without transactions; its publisher serves code outside of handlers.
         read: returns the source that reads the topics of a group; keywords replace options of the user.
         options: options of the app's transactions.
-        config: resolved options of the consumers.
+        configs: resolved options of the consumers, and of the producers.
         observer: receives events.
     """
+    config, base = configs
     sources: list[TransactionalSource] = []
 
     def connect(routes: Routes) -> TransactionalSource:
         group_id = routes.group_id
-        producer = RenewingProducer(
-            config,
-            group_id,
+        of_group = producer_config(
+            base,
             transactional_id=options.transactional_id_for(group_id, config),
             transaction_timeout_ms=options.transaction_timeout_ms,
-            observer=observer,
+        )
+        producer = RenewingProducer(
+            of_group, group_id, max_metadata_bytes=config.offset_metadata_max_bytes, observer=observer
         )
         settings = options.window_settings(routes.handlers)
         source = TransactionalSource(read(routes, **_CONSUMER_OPTIONS), producer, settings, observer)

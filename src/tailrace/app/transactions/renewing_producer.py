@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from uuid import UUID
 
-from tailrace.config import ConsumerConfig
+from tailrace.config import ProducerConfig
 from tailrace.core.backoff import Backoff
 from tailrace.core.group_requests import Identity
 from tailrace.errors import (
@@ -35,28 +35,18 @@ class RenewingProducer:
     """Producer with a fixed transactional id that uses a new ``TransactionalProducer`` after a fatal error.
 
     Args:
-        config: brokers, security and timeouts.
+        config: options of the producer, with its transactional id.
         group_id: group whose offsets are committed.
-        transactional_id: see ``TransactionalProducer``.
-        transaction_timeout_ms: see ``TransactionalProducer``.
+        max_metadata_bytes: maximum size of commit metadata.
         observer: receives events.
 
     Attributes:
         max_metadata_bytes: maximum size of commit metadata.
     """
 
-    def __init__(
-        self,
-        config: ConsumerConfig,
-        group_id: str,
-        *,
-        transactional_id: str,
-        transaction_timeout_ms: int,
-        observer: Observer,
-    ) -> None:
-        self._config, self._group_id, self._id = config, group_id, transactional_id
-        self._timeout_ms, self._observer = transaction_timeout_ms, observer
-        self.max_metadata_bytes = config.offset_metadata_max_bytes
+    def __init__(self, config: ProducerConfig, group_id: str, *, max_metadata_bytes: int, observer: Observer) -> None:
+        self._config, self._group_id, self._observer = config, group_id, observer
+        self.max_metadata_bytes = max_metadata_bytes
         self._backoff = Backoff.of_ms(config.retry_backoff_ms, _MAX_PAUSE_MS)
         self._producer: TransactionalProducer | None = None
         self._is_begun = False
@@ -70,9 +60,7 @@ class RenewingProducer:
         Raises:
             TailraceError: see ``TransactionalProducer.start``.
         """
-        producer = TransactionalProducer(
-            self._config, transactional_id=self._id, transaction_timeout_ms=self._timeout_ms
-        )
+        producer = TransactionalProducer(self._config)
         try:
             await producer.start()
         except PublishError:
@@ -216,7 +204,8 @@ class RenewingProducer:
         error = producer.error or error
         if isinstance(error, ProducerFencedError) and not (is_timed_out or producer.has_timed_out):
             raise error
-        self._observer.emit(TransactionalProducerReplaced(self._group_id, self._id, str(error), error))
+        name = self._config.transactional_id or ""
+        self._observer.emit(TransactionalProducerReplaced(self._group_id, name, str(error), error))
         await self.close()
 
     async def _pause(self, failures: int) -> None:

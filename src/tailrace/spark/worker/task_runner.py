@@ -318,7 +318,8 @@ class AppRunner:
         return self._source
 
     def _open_producer(self) -> AbstractAsyncContextManager[Publisher]:
-        return RecordProducer(resolve(self._app.options))
+        runtime = self._app.runtime
+        return RecordProducer(runtime.config.producer_config(resolve(runtime.options)))
 
     def _adapt_plan(self, plan: Plan) -> Plan:
         """Return the plan of the handlers to run, with the options that a task needs."""
