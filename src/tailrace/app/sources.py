@@ -27,7 +27,9 @@ WorkT = TypeVar("WorkT")
 
 
 class HandlerGroup(RecordSink, Protocol):
-    """Interface through which a source uses the handlers of its group.
+    """Interface through which a source uses the handlers of its group; implemented by ``GroupRuntime``.
+
+    The group pulls its records by ``Source.reader`` (``app.dispatch.group_runtime``).
 
     A record is started when its handler is called for the first time.
     """

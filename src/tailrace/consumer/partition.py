@@ -238,7 +238,7 @@ class Partition:
     has_known_map: bool = False
     """True if the offset map of an earlier owner may apply to the records that are read next."""
     is_map_full: bool = False
-    """True if no new records are started until the offset map shrinks."""
+    """True from the event OffsetMapFull to OffsetMapRecovered; ``OffsetMapWatch.holds_back`` stops the records."""
     skipped_finished: int = 0
     """Number of skipped records, finished by an earlier owner, that no event has reported yet."""
     next_expected: int | None = None
@@ -275,9 +275,12 @@ class Partition:
     is_refused: bool = False
     """True if the partition has no position until a seek, because of ``auto_offset_reset="none"``."""
     is_fetchable: bool = False
-    """True after the rebalance callbacks have returned and the positions that they chose are set."""
+    """True once the rebalance callbacks after the assignment have returned and the positions that they chose are set.
+
+    It stays True in later rebalances, during whose callbacks a kept partition is fetched and delivered.
+    """
     is_halted: bool = False
-    """True if the partition is about to be revoked, so that no more records are delivered."""
+    """True if the partition is about to be revoked, so that no more records are delivered; ``Reader.halt`` sets it."""
     is_paused: bool = False
     """True if the user has paused the partition."""
     is_unsubscribed: bool = False

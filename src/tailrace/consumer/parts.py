@@ -22,7 +22,7 @@ class ConsumerParts:
         config: current options. ``Consumer.reconfigure`` replaces them, so a part reads an option when it needs it.
         positions: state of the assigned partitions.
         metadata_refresher: refreshes the cluster metadata, and calls ``on_metadata``.
-        names: names of connections on a shared cluster that only this consumer uses.
+        names: names of connections that only this consumer uses, even if it shares the cluster with others.
     """
 
     def __init__(

@@ -263,7 +263,8 @@ class Progress:
     Attributes:
         delivered: next offset to deliver.
         is_over: True if another epoch of the partition has begun, or the partition was revoked.
-        is_halted: True if this process starts no more records and does not retry failed records.
+        is_halted: True if an App's handlers start no more records of the partition and do not retry failed records;
+            set by ``GroupRuntime``. For all consumers, ``Partition.is_halted`` ends the delivery.
         held_from: offset from which on finished records count as in flight until a commit of a transaction, or None.
     """
 

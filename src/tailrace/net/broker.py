@@ -76,7 +76,7 @@ CHANNEL_OF: dict[type[Request[Any]], Channel] = {
     SyncGroupRequest: Channel.GROUP,
     HeartbeatRequest: Channel.HEARTBEAT,
 }
-"""Channel of each request type; all other requests use ``Channel.MAIN``."""
+"""Channel of each request type; others use ``Channel.MAIN``, unless ``Broker.send`` is called with another ``key``."""
 
 
 class Broker:
@@ -160,8 +160,9 @@ class Broker:
         Args:
             request: request to send.
             owner: name of connections (``ConsumerParts.new_name``) that one group member uses alone, for its joins,
-                syncs and heartbeats; other requests use the shared connections.
-            key: connection to use instead of the default connection for the request's type.
+                syncs and heartbeats; ignored for other types of request.
+            key: connection to use instead of the default connection for the request's type. ``GroupRequests`` so sends
+                heartbeats of KIP-848 and leaves over the member's own connection for heartbeats.
             timeout_s: maximum time in seconds, including the time to connect; by default ``request_timeout_ms``.
 
         Raises:

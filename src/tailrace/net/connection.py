@@ -47,13 +47,14 @@ _FIRST_BUFFER_LIMIT = 8 << 20
 _GROWTH = 4
 """Factor by which the buffer of a frame grows when it is full."""
 _READ_AHEAD_BYTES = 16 << 10
-_MAX_WRITE_BACKLOG = 1 << 20
-"""Number of bytes that the socket has not taken above which ``send_only`` waits."""
-_BACKLOG_PAUSE_S = 0.005
 """Size of the buffer for reads that begin between two frames.
 
 The bytes in this buffer are copied into the frames: a larger buffer means more copying, a smaller one more reads.
 """
+_MAX_WRITE_BACKLOG = 1 << 20
+"""Number of bytes that the socket has not taken above which ``send_only`` waits."""
+_BACKLOG_PAUSE_S = 0.005
+"""Time in seconds between two checks of the backlog by ``send_only``."""
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
@@ -238,7 +239,10 @@ class Connection:
         self._schedule_renewal(lifetime_s)
 
     async def send(self, request: Request[ResponseT], timeout_s: float, *, version: int | None = None) -> ResponseT:
-        """Send a request and return the response.
+        """Send a request and return the response, which is decoded here.
+
+        Callers are the handshake of a new connection, and ``Broker.send`` (``net.broker``), which ``Fetcher``,
+        ``GroupRequests``, ``Sender`` and other senders of requests await.
 
         Args:
             request: request to send.

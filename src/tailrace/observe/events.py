@@ -324,7 +324,10 @@ class RebalanceStarted(Event):
 
 
 class GroupJoined(Event):
-    """The member joined a generation of the group. Emitted before partitions are assigned."""
+    """The member joined a generation of the group and takes over its partitions. Emitted before PartitionsAssigned.
+
+    Not emitted for a generation in which a cooperative member only releases partitions, because it joins again at once.
+    """
 
     group_id: str
     generation: int
@@ -337,7 +340,11 @@ class GroupJoined(Event):
 
 
 class PartitionsAssigned(Event):
-    """The member's assignment changed. Emitted before the rebalance callbacks and before records are delivered."""
+    """The group has assigned partitions. Emitted in each rebalance, even if ``added`` is empty.
+
+    Emitted before the rebalance callbacks, and before records of ``added`` are delivered. Records of ``kept`` are
+    delivered throughout.
+    """
 
     group_id: str
     added: Partitions

@@ -6,9 +6,9 @@ A lane is a partition (``order_by="partition"``), a key within a partition (``"k
 Records of different partitions are never in the same lane. With ``"key"``, records without a key share one lane of
 their partition; an empty key is a key like any other.
 
-Records are added in *slices*, which are lists of records of one partition. All workers take records from
-the current slice, until no record is left or the slice has to wait. A lane is *busy* while the handler of one of its
-records is suspended. What happens to the following records depends on ``order_by``:
+Records are added in *slices*, each of which is the lease (``core.progress.Lease``) of records of one partition. All
+workers take records from the current slice, until no record is left or the slice has to wait. A lane is *busy* while
+the handler of one of its records is suspended. What happens to the following records depends on ``order_by``:
 
 - With ``"key"``, a worker that meets a record of a busy lane *parks* the record: the record waits in its lane, and the
   worker goes on with the next record of the slice.
@@ -196,7 +196,7 @@ class Lanes:
     def take(self) -> QueuedRecord | None:
         """Return the next record to run, and park records before it whose lane is busy; None if no record may run now.
 
-        The record that was taken before must be finished or suspended.
+        Finish the record that was taken before, unless it was suspended.
         """
         if self._ready:
             if self._is_last_open:

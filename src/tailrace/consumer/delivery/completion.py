@@ -1,7 +1,7 @@
 """Records that a reader has delivered, and how they are finished.
 
 A polling user's record or batch is finished by the next poll. With ``ack="manual"`` each record is finished by its own
-acknowledgement, in any order. A sink (an App's handlers, streams, worker processes) receives a lease for each slice: an
+acknowledgement, in any order. A sink (an App's handlers, streams, worker processes) takes a lease of each slice: an
 object that tracks which of the slice's records are in flight. The sink finishes the records itself.
 """
 
@@ -41,7 +41,12 @@ class RecordSlice:
 
 
 class RecordSink(Protocol):
-    """Receiver of slices (records that are delivered together), which also finishes their records."""
+    """Destination of slices (records that are delivered together), which also finishes their records.
+
+    A sink calls ``Reader.next_slice`` or ``next_slice_nowait`` for each slice; the reader calls only the methods below.
+    Sinks are the handlers of an App (``GroupRuntime`` in ``app.dispatch.group_runtime``), ``Consumer.streams``
+    (``Streams`` in ``consumer.delivery.streams``) and worker processes (``app.processes.reader_process``).
+    """
 
     def halt(self, partition: TopicPartition) -> None:
         """Start no more records of a partition, and leave its unstarted records to the next owner."""
@@ -67,10 +72,11 @@ class DeliveryProgress:
     Attributes:
         has_manual_ack: True if each record is finished by its own acknowledgement (``ack="manual"``).
         polled: records of a polling user.
-        sink: receiver of slices in place of a polling user; None without a sink.
+        sink: takes slices in place of a polling user; None without a sink.
         due_at: total number of finished records at which ``on_due`` is called (``auto_commit_every_records``); None for
-            never.
-        on_due: called when ``due_at`` is reached.
+            never, which is the default.
+        on_due: called when ``due_at`` is reached; set by ``Committer.run_commits`` (``consumer.offsets.committer``),
+            which commits after ``auto_commit_interval_ms``, too.
         next_poll: event that is set at each poll.
         progress_made: event that is set when records in flight may have been finished or dropped.
     """
@@ -145,7 +151,7 @@ class DeliveryProgress:
         return found, rest
 
     def attach_sink(self, sink: RecordSink, polled_sink: PolledSink | None) -> None:
-        """Deliver slices to ``sink`` from now on; ``polled_sink`` is the same object if the user polls it."""
+        """Deliver only to ``sink`` from now on; ``polled_sink`` is the same object if the user polls it."""
         self.sink, self._polled_sink = sink, polled_sink
 
     def deliver_to_sink(self, record_slice: RecordSlice) -> Lease:
@@ -181,7 +187,7 @@ class DeliveryProgress:
         self.polled.finish_of(frozenset(partitions))
 
     def note_finished(self) -> None:
-        """Note that a sink has finished records: check if a commit is due, and wake ``drain``."""
+        """Note that a sink has finished records: call ``on_due`` if their number is reached, and wake ``drain``."""
         self._check_due()
         self.progress_made.set()
 

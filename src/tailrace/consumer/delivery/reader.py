@@ -159,7 +159,7 @@ TWO_READERS = (
 
 
 class Reader:
-    """Delivers fetched records, to a user who polls or to a sink (``RecordSink``), which receives whole slices.
+    """Delivers fetched records, to a user who polls or to a sink (``RecordSink``), which takes whole slices.
 
     The slice from which a polling user takes records is the *current slice*. A poll finishes the records in flight,
     except with ``ack="manual"``, and raises errors that were given to ``report`` or ``close``. A poll raises
@@ -335,10 +335,10 @@ class Reader:
             raise
 
     def attach_sink(self, sink: RecordSink, polled_sink: PolledSink | None = None) -> None:
-        """Deliver slices to ``sink`` from now on; the sink gets them by ``next_slice`` or ``next_slice_nowait``.
+        """Deliver only to ``sink`` from now on, which takes slices by ``next_slice`` or ``next_slice_nowait``.
 
         Args:
-            sink: receiver of the slices, which finishes their records.
+            sink: takes the slices, and finishes their records.
             polled_sink: the same object if the user polls it; otherwise None.
 
         Raises:
@@ -351,13 +351,13 @@ class Reader:
         self.delivery.attach_sink(sink, polled_sink)
 
     async def next_slice(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease]:
-        """Wait for a slice, deliver it to the sink, and return the position of its partition and its lease."""
+        """Wait for the next slice, and return its partition and its lease to the sink, which is the caller."""
         while (found := self.next_slice_nowait(room_of)) is None:
             await self.wait_for_wakeup()
         return found
 
     def next_slice_nowait(self, room_of: Callable[[TopicPartition], int]) -> tuple[Partition, Lease] | None:
-        """Deliver a slice as ``next_slice`` does, but without waiting; return None if there is none."""
+        """Return a slice as ``next_slice`` does, but without waiting; return None if there is none."""
         self.raise_failure()
         if (unreadable := self.unreadable_batches) is not None and unreadable.is_waiting:
             unreadable.update()
@@ -455,8 +455,8 @@ class Reader:
     def is_readable(self, partition: Partition) -> bool:
         """Return True if records of a partition, or an error in their place, may be delivered now.
 
-        Nothing is delivered while rebalance callbacks run: with ``auto_offset_reset="none"``, a callback may still set
-        the position of a partition that has none.
+        Nothing is delivered of an added partition until the rebalance callbacks have returned: with
+        ``auto_offset_reset="none"``, a callback may still set its position. Kept partitions are delivered meanwhile.
         """
         if not partition.is_fetchable or partition.is_halted or partition.is_held_back:
             return False

@@ -634,7 +634,7 @@ class Fetcher:
         self._start_positions.drop_and_set_start(partition, after)
         if lost:
             self._observer.emit(LogTruncated(partition.topic_partition, before, after, lost))
-        self.wake()
+        self._parts.changed()
 
     def _accept(self, node_id: int, partition: Partition, fetched: FetchedPartition, topic_id: UUID) -> None:
         """Store the state of the log that an answer without an error reports."""

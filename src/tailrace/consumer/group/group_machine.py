@@ -349,7 +349,10 @@ class Release(Value):
     is_lost: bool
     """True if other members may already own the partitions, so that nothing may be committed."""
     is_last: bool
-    """True if the member stops. No poll follows that would finish the records in flight, so they are not awaited."""
+    """True if the member stops, so that records in flight are not awaited: no poll would finish them.
+
+    An App has awaited or canceled its handlers before.
+    """
     reason: str
 
 

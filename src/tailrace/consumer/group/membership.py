@@ -336,7 +336,11 @@ class ConsumerMembership(Membership):
         return self.identity if self.machine.is_member else None
 
     def handle_commit_error(self, code: int, identity: Identity) -> bool:
-        """Handle the error code of a commit sent as ``identity``; return True if ``identity`` is still current."""
+        """Handle the error code of a commit sent as ``identity``, and return True if it concerns the membership.
+
+        It does not, and is ignored, if the member has another identity by now, or while a join is in flight, whose
+        answer decides about the membership.
+        """
         is_current = self.machine.is_current(identity)
         if is_current:
             self.receive(self._requests.event_of(code, GroupRequestKind.COMMIT))

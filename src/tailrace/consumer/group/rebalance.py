@@ -73,6 +73,9 @@ class Assignment:
     async def take_over(self, effect: TakeOver) -> None:
         """Find start positions, call the callbacks, apply the offsets that they chose, and begin to fetch.
 
+        All of this concerns ``effect.added``. Partitions in ``effect.kept`` are fetched and delivered throughout; only
+        ``post_rebalance_callback`` may move them.
+
         Raises:
             RebalanceError: a callback raised, or did not return in time.
             BrokerError: the broker refuses to return the committed offsets.
@@ -122,9 +125,9 @@ class Assignment:
     async def revoke(self, partitions: Partitions, *, is_last: bool) -> None:
         """Stop delivery, await records in flight, commit, call the user's callback, and remove the partitions.
 
-        Records in flight are not awaited in the last release (``stop``), after which no poll would finish them, nor if
-        no commit would follow. Otherwise they are awaited for ``rebalance_drain_ms`` at most. Unfinished records are
-        delivered again.
+        Records in flight are not awaited in the last release (``stop``): no poll would finish them, and an App has
+        awaited or canceled its handlers before. Nor are they if no commit would follow. Otherwise they are awaited for
+        ``rebalance_drain_ms`` at most. Unfinished records are delivered again.
         """
         self.reader.halt(partitions)
         if not is_last and self._may_commit_in_flight:

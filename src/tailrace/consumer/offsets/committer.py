@@ -74,7 +74,7 @@ class Committer:
         identity: called for each request; returns the member id and generation to commit with, or None while the member
             belongs to no generation of the group (``Subscription``, which asks ``ConsumerMembership``).
         on_error: called with the error code of a commit and the identity that the commit was sent with; returns True if
-            that identity is still current. The error may end the generation (``ConsumerMembership``).
+            the error concerns the membership, which it may end (``ConsumerMembership.handle_commit_error``).
 
     Attributes:
         has_user_committed: True if the user has called ``commit()``.
@@ -354,8 +354,8 @@ class Committer:
                 raise _retriable(code, partition)
             case GroupReaction.REJOIN | GroupReaction.REJOIN_AS_NEW | GroupReaction.REJOIN_WITH_SAME_ID:
                 if not self._on_error(code, identity):
-                    # A rebalance has begun or ended since the request was sent. Offsets of partitions that are still
-                    # owned are committed under the new generation.
+                    # A join is in flight, or the identity has changed since the request was sent. Offsets of
+                    # partitions that are still owned are committed under the new generation.
                     raise _retriable(code, partition)
                 raise CommitFailedError(
                     f"{partition} was not committed: the group continues without this member ({name_of(code)}), and the"
@@ -367,7 +367,7 @@ class Committer:
                 if code != ErrorCode.FENCED_INSTANCE_ID:
                     raise broker_error(code, f"{partition} was not committed")
                 if not self._on_error(code, identity):
-                    # This member has joined again with a new member id since the request was sent.
+                    # This member is joining, or has joined again with a new member id since the request was sent.
                     raise _retriable(code, partition)
                 raise error_of(code, GroupRequestKind.COMMIT)
 
