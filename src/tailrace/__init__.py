@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tailrace.config import ConsumerOptions, ProducerOptions
     from tailrace.consumer.consumer import Consumer
     from tailrace.consumer.delivery.streams import RecordStream
-    from tailrace.consumer.group.group_member import Generation, GroupMember, GroupRole
     from tailrace.consumer.monitoring import ConsumerHealth, ConsumerOffsets, Lag
+    from tailrace.consumer.role_member import Generation, GroupMember, GroupRole
     from tailrace.consumer.shared_cluster import SharedCluster
     from tailrace.errors import (
         AuthenticationError,
@@ -171,9 +171,9 @@ _MODULES = {
     "ConsumerStatistics": "observe.statistics",
     "Lag": "consumer.monitoring",
     "Depends": "app.declare.parameters",
-    "Generation": "consumer.group.group_member",
-    "GroupMember": "consumer.group.group_member",
-    "GroupRole": "consumer.group.group_member",
+    "Generation": "consumer.role_member",
+    "GroupMember": "consumer.role_member",
+    "GroupRole": "consumer.role_member",
     "HandlerOptions": "app.options",
     "Handlers": "app.handlers",
     "Header": "app.declare.parameters",

@@ -242,7 +242,7 @@ class Connection:
         """Send a request and return the response, which is decoded here.
 
         Callers are the handshake of a new connection, and ``Broker.send`` (``net.broker``), which ``Fetcher``,
-        ``GroupRequests``, ``Sender`` and other senders of requests await.
+        ``GroupRequests``, ``RecordSender`` and other senders of requests await.
 
         Args:
             request: request to send.

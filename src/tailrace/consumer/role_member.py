@@ -1,4 +1,8 @@
-"""Membership of groups of any kind, such as workers that share tasks instead of partitions."""
+"""Members of groups of roles, such as workers that share tasks; not used by consumers, which read partitions.
+
+A consumer's member is ``ConsumerMembership`` (``consumer.group.membership``), with ``ClassicMember``
+(``consumer.group.classic``) or ``Kip848Member`` (``consumer.group.kip848``).
+"""
 
 from __future__ import annotations
 
@@ -221,7 +225,7 @@ class GroupMember:
             )
         self._role, self._protocol = role, RoleProtocol(role)
         self._supervisor: Supervisor | None = None
-        self._membership: _Membership | None = None
+        self._membership: _RoleMembership | None = None
 
     async def start(self) -> None:
         """Connect to the cluster and begin to join the group; ``joined()`` waits for the generation.
@@ -232,7 +236,7 @@ class GroupMember:
         """
         if self._supervisor is not None:
             raise ConsumerStateError("this GroupMember was already started - create another GroupMember")
-        self._membership = _Membership(resolve(self._options), self._role, self._protocol)
+        self._membership = _RoleMembership(resolve(self._options), self._role, self._protocol)
         self._supervisor = Supervisor(self._membership.run, f"tailrace member of {self._membership.group_id}")
         await self._supervisor.start()
 
@@ -286,7 +290,7 @@ class GroupMember:
         self._membership.rejoin()
 
 
-class _Membership:
+class _RoleMembership:
     """Running membership of a GroupMember."""
 
     def __init__(self, config: ConsumerConfig, role: GroupRole, protocol: RoleProtocol) -> None:
