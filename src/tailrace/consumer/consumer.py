@@ -368,7 +368,7 @@ class Consumer(Generic[KeyT_co, ValueT_co]):
         self._check_readable()
         config, reader = self._started.config, self._started.reader
         wanted = checked_partitions(partitions) or None
-        if wanted is None or reader.delivery.partition in wanted:
+        if wanted is None or reader.delivery.topic_partition in wanted:
             for record in self._polled.remaining:
                 return record
         if timeout_ms is None:
@@ -526,7 +526,7 @@ class Consumer(Generic[KeyT_co, ValueT_co]):
         offsets, partitions = checked_to_commit(given)
         if offsets is not None:
             # For a partition that does not exist, the broker would answer with a retriable error until the timeout.
-            await runtime.offset_queries.check_partitions(offsets.keys() - runtime.positions.partitions)
+            await runtime.offset_queries.check_partitions(offsets.keys() - runtime.partitions.topic_partitions)
             await runtime.committer.commit_chosen(offsets, timeout_s=timeout_s)
             return
         # While a callback runs, another task may still handle the record in flight, or stop() has left it unfinished.
@@ -560,21 +560,21 @@ class Consumer(Generic[KeyT_co, ValueT_co]):
         identity = Identity() if membership is None else membership.commit_identity()
         if identity is None:
             raise ConsumerStateError("this consumer is in no generation of its group - poll it before the transaction")
-        positions = {one.topic_partition: one for one in runtime.positions}
+        assigned = {one.topic_partition: one for one in runtime.partitions}
         chosen, _ = (None, None) if offsets is None else checked_to_commit((offsets,))
         if chosen is None:
             chosen = {
-                one: OffsetAndMetadata(position.delivered)
-                for one, position in positions.items()
-                if position.delivered is not None
+                one: OffsetAndMetadata(state.delivered)
+                for one, state in assigned.items()
+                if state.delivered is not None
             }
-        owned = {one: positions[one] for one in chosen if one in positions}
+        owned = {one: assigned[one] for one in chosen if one in assigned}
 
         def current_identity() -> Identity | None:
-            keeps = all(runtime.positions.get(one) is position for one, position in owned.items())
+            keeps = all(runtime.partitions.get(one) is state for one, state in owned.items())
             return membership.commit_identity() if keeps and membership is not None else None
 
-        topic_ids = {one: topic_id for one, position in owned.items() if (topic_id := position.topic_id) is not None}
+        topic_ids = {one: topic_id for one, state in owned.items() if (topic_id := state.topic_id) is not None}
         return TransactionOffsets(group_id, chosen, identity, topic_ids, current_identity)
 
     # ---- positions ---------------------------------------------------------------------------------------------
@@ -744,13 +744,13 @@ class Consumer(Generic[KeyT_co, ValueT_co]):
     def pause(self, *partitions: TopicPartition) -> None:
         """Deliver no records of these partitions until ``resume()`` is called."""
         runtime = self._started
-        runtime.reader.pause(checked_partitions(partitions) or runtime.positions.partitions)
+        runtime.reader.pause(checked_partitions(partitions) or runtime.partitions.topic_partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Deliver records of these partitions again."""
         runtime = self._started
-        for position in runtime.positions.of(checked_partitions(partitions) or runtime.positions.partitions):
-            position.is_paused = False
+        for one in runtime.partitions.of(checked_partitions(partitions) or runtime.partitions.topic_partitions):
+            one.is_paused = False
         runtime.parts.changed()
 
     async def reconfigure(self, **options: Unpack[ConsumerOptions[Any, Any]]) -> None:
@@ -768,7 +768,7 @@ class Consumer(Generic[KeyT_co, ValueT_co]):
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Return the currently assigned partitions."""
-        return self._started.positions.partitions
+        return self._started.partitions.topic_partitions
 
     def subscription(self) -> frozenset[str]:
         """Return the subscribed topics, or the topics that currently match the pattern; none after ``assign()``."""
@@ -778,7 +778,7 @@ class Consumer(Generic[KeyT_co, ValueT_co]):
 
     def paused(self) -> frozenset[TopicPartition]:
         """Return the paused partitions."""
-        return frozenset(position.topic_partition for position in self._started.positions if position.is_paused)
+        return frozenset(one.topic_partition for one in self._started.partitions if one.is_paused)
 
     @overload
     async def committed(self, partitions: TopicPartition) -> OffsetAndMetadata | None: ...
@@ -888,8 +888,8 @@ class Consumer(Generic[KeyT_co, ValueT_co]):
 
         The result is None before the first fetch, and if the partition is not assigned.
         """
-        position = self._started.positions.get(partition)
-        return position.high_watermark if position is not None else None
+        state = self._started.partitions.get(partition)
+        return state.high_watermark if state is not None else None
 
     def last_stable_offset(self, partition: TopicPartition) -> int | None:
         """Return the last stable offset of a partition as last reported by a broker; no transaction is open below it.
@@ -898,9 +898,9 @@ class Consumer(Generic[KeyT_co, ValueT_co]):
         ``isolation_level="read_committed"``.
         """
         runtime = self._started
-        position = runtime.positions.get(partition)
-        is_known = position is not None and runtime.config.isolation_level == "read_committed"
-        return position.last_stable_offset if position is not None and is_known else None
+        state = runtime.partitions.get(partition)
+        is_known = state is not None and runtime.config.isolation_level == "read_committed"
+        return state.last_stable_offset if state is not None and is_known else None
 
     @overload
     def offsets(self, kind: None = None) -> ConsumerOffsets: ...
@@ -914,7 +914,7 @@ class Consumer(Generic[KeyT_co, ValueT_co]):
         The kinds are "fetch" (position), "highwater" (high watermark), "commit" (committed offset) and "done" (lowest
         unfinished offset). A partition whose offset is unknown is left out.
         """
-        found = offsets_of(self._started.positions)
+        found = offsets_of(self._started.partitions)
         return found if kind is None else offsets_of_kind(found, kind)
 
     async def topics(self) -> frozenset[str]:

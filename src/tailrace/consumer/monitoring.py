@@ -123,23 +123,23 @@ class ConsumerMetrics:
         """Size in bytes of the fetched batches."""
         return int(self._bytes.sum)
 
-    def snapshot(self, positions: AssignedPartitions) -> dict[MetricName, float]:
+    def snapshot(self, partitions: AssignedPartitions) -> dict[MetricName, float]:
         now = self._clock()
         group, fetch = f"{self._prefix}-{_GROUP}", f"{self._prefix}-{_FETCH}"
         found = {MetricName(group, name, self._group_tags): value for name, value in self._group_metrics(now)}
-        found[MetricName(group, "assigned-partitions", self._group_tags)] = float(len(positions))
+        found[MetricName(group, "assigned-partitions", self._group_tags)] = float(len(partitions))
         found |= {MetricName(fetch, name, self._client_tags): value for name, value in self._fetch_metrics(now)}
         lags: list[float] = []
-        for position in positions:
-            topic, number = position.topic_partition
+        for partition in partitions:
+            topic, number = partition.topic_partition
             tags = (*self._client_tags, ("topic", topic), ("partition", str(number)))
-            if (at := position.next_offset) is None:
+            if (at := partition.next_offset) is None:
                 continue
-            if position.last_stable_offset is not None:
-                lags.append(float(max(0, position.last_stable_offset - at)))
+            if partition.last_stable_offset is not None:
+                lags.append(float(max(0, partition.last_stable_offset - at)))
                 found[MetricName(fetch, "records-lag", tags)] = lags[-1]
-            if position.log_start is not None:
-                found[MetricName(fetch, "records-lead", tags)] = float(max(0, at - position.log_start))
+            if partition.log_start is not None:
+                found[MetricName(fetch, "records-lead", tags)] = float(max(0, at - partition.log_start))
         if lags:
             found[MetricName(fetch, "records-lag-max", self._client_tags)] = max(lags)
         return found
@@ -185,7 +185,7 @@ class ConsumerMetrics:
 
 
 def partition_statistics(
-    positions: Iterable[Partition],
+    partitions: Iterable[Partition],
     unfinished: Iterable[AnyRecord],
     next_timestamp: Callable[[TopicPartition], int | None],
     now_ms: int,
@@ -193,62 +193,62 @@ def partition_statistics(
     """Return the statistics of each partition, in order.
 
     Args:
-        positions: positions of the partitions.
+        partitions: state of the partitions.
         unfinished: unfinished records that were delivered; those that ``Progress.record_at`` returns may be left out.
         next_timestamp: returns the timestamp of a partition's next buffered record; None if it is unknown.
         now_ms: present time in milliseconds since 1970.
     """
     timestamps = {(one.topic_partition, one.offset): one.timestamp for one in unfinished}
     return tuple(
-        _statistics(position, timestamps, next_timestamp, now_ms)
-        for position in sorted(positions, key=attrgetter("topic_partition"))
+        _statistics(partition, timestamps, next_timestamp, now_ms)
+        for partition in sorted(partitions, key=attrgetter("topic_partition"))
     )
 
 
 def _statistics(
-    position: Partition,
+    partition: Partition,
     timestamps: dict[tuple[TopicPartition, int], int],
     next_timestamp: Callable[[TopicPartition], int | None],
     now_ms: int,
 ) -> PartitionStatistics:
-    (topic, number), progress, end = position.topic_partition, position.progress, position.last_stable_offset
+    (topic, number), progress, end = partition.topic_partition, partition.progress, partition.last_stable_offset
     lag = work_lag = lag_s = None
     if progress is not None and end is not None:
         # A seek changes the position but not the group's committed offset, from which Kafka's tools compute lag.
-        committed = progress.finished if position.committed is None else position.committed
+        committed = progress.finished if partition.committed is None else partition.committed
         lag = max(0, end - committed)
         work_lag = max(0, end - progress.lowest - progress.finished_after_lowest)
         lag_s = 0.0
         if progress.lowest < end:
-            timestamp = _timestamp(position, timestamps, next_timestamp)
+            timestamp = _timestamp(partition, timestamps, next_timestamp)
             lag_s = None if timestamp is None or timestamp < 0 else max(0.0, (now_ms - timestamp) / 1000)
     return PartitionStatistics(
         topic=topic,
         partition=number,
-        position=position.next_offset,
-        committed=position.committed,
+        position=partition.next_offset,
+        committed=partition.committed,
         end=end,
         lag=lag,
         work_lag=work_lag,
         lag_s=lag_s,
-        is_paused=position.is_paused,
-        is_blocked=position.unreadable is not None,
+        is_paused=partition.is_paused,
+        is_blocked=partition.unreadable is not None,
     )
 
 
 def _timestamp(
-    position: Partition,
+    partition: Partition,
     timestamps: dict[tuple[TopicPartition, int], int],
     next_timestamp: Callable[[TopicPartition], int | None],
 ) -> int | None:
     """Return the timestamp of the record at the lowest unfinished offset; None if it is unknown."""
-    assert position.progress is not None
-    lowest = position.progress.lowest
-    if (timestamp := timestamps.get((position.topic_partition, lowest))) is not None:
+    assert partition.progress is not None
+    lowest = partition.progress.lowest
+    if (timestamp := timestamps.get((partition.topic_partition, lowest))) is not None:
         return timestamp
-    if (record := position.progress.record_at(lowest)) is not None:
+    if (record := partition.progress.record_at(lowest)) is not None:
         return record.timestamp
-    return next_timestamp(position.topic_partition) if lowest >= position.progress.delivered else None
+    return next_timestamp(partition.topic_partition) if lowest >= partition.progress.delivered else None
 
 
 # ---- implementations that decode record batches and compute checksums ------------------------------------------------
@@ -321,8 +321,8 @@ class ConsumerHealth:
         return self.status in {"ok", "degraded"}
 
 
-def offsets_of(positions: Iterable[Partition]) -> ConsumerOffsets:
-    listed = list(positions)
+def offsets_of(partitions: Iterable[Partition]) -> ConsumerOffsets:
+    listed = list(partitions)
 
     def every(get: Callable[[Partition], int | None]) -> dict[TopicPartition, int]:
         return {one.topic_partition: offset for one in listed if (offset := get(one)) is not None}
@@ -352,9 +352,9 @@ def offsets_of_kind(offsets: ConsumerOffsets, kind: str) -> dict[TopicPartition,
 
 def describe_delays(delays: Mapping[TopicPartition, str]) -> str:
     """Return a sentence about partitions without a start offset; an empty text if there are none."""
-    for partition, reason in sorted(delays.items()):
+    for topic_partition, reason in sorted(delays.items()):
         others = f" ({len(delays) - 1} more partitions wait, too)" if len(delays) > 1 else ""
-        return f"{partition} is not read, because its start offset is unknown{others}: {reason}"
+        return f"{topic_partition} is not read, because its start offset is unknown{others}: {reason}"
     return ""
 
 

@@ -594,8 +594,8 @@ class AssignedPartitions:
     _is_subscribed: Callable[[str], object] | None = None
     """Returns True for the name of a subscribed topic; None if every assigned partition is read."""
 
-    def __contains__(self, partition: object) -> bool:
-        return partition in self._all
+    def __contains__(self, topic_partition: object) -> bool:
+        return topic_partition in self._all
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(self._all.values())
@@ -603,23 +603,23 @@ class AssignedPartitions:
     def __len__(self) -> int:
         return len(self._all)
 
-    def get(self, partition: TopicPartition) -> Partition | None:
-        return self._all.get(partition)
+    def get(self, topic_partition: TopicPartition) -> Partition | None:
+        return self._all.get(topic_partition)
 
     @property
-    def partitions(self) -> frozenset[TopicPartition]:
+    def topic_partitions(self) -> frozenset[TopicPartition]:
         return frozenset(self._all)
 
     def add(self, partitions: Iterable[TopicPartition]) -> list[Partition]:
         """Add partitions and return their state; partitions that are already assigned stay unchanged."""
         added = []
-        for partition in partitions:
-            if partition not in self._all:
+        for topic_partition in partitions:
+            if topic_partition not in self._all:
                 # Within an assignment, the epoch rises by 1. The next assignment begins 2**20 higher, so that no epoch
                 # is used twice.
                 self._epoch += _EPOCHS_PER_ASSIGNMENT
-                self._all[partition] = Partition(partition, self._epoch, self.space)
-                added.append(self._all[partition])
+                self._all[topic_partition] = Partition(topic_partition, self._epoch, self.space)
+                added.append(self._all[topic_partition])
                 self.version += 1
         self._mark_unsubscribed(added)
         return added
@@ -629,9 +629,9 @@ class AssignedPartitions:
         self._is_subscribed = is_subscribed
         self._mark_unsubscribed(self)
 
-    def _mark_unsubscribed(self, positions: Iterable[Partition]) -> None:
+    def _mark_unsubscribed(self, partitions: Iterable[Partition]) -> None:
         is_subscribed = self._is_subscribed
-        for partition in positions:
+        for partition in partitions:
             partition.is_unsubscribed = is_subscribed is not None and not is_subscribed(partition.topic_partition.topic)
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
@@ -642,7 +642,7 @@ class AssignedPartitions:
                 self.version += 1
 
     def of(self, partitions: Iterable[TopicPartition]) -> list[Partition]:
-        return [self._all[partition] for partition in partitions if partition in self._all]
+        return [self._all[one] for one in partitions if one in self._all]
 
     # ---- decompressed batches ----------------------------------------------------------------------------------
 

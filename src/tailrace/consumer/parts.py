@@ -1,4 +1,4 @@
-"""Options, cluster, positions and observer of a consumer, which its parts have in common."""
+"""Options, cluster, partitions and observer of a consumer, which its parts have in common."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ConsumerParts:
 
     Attributes:
         config: current options. ``Consumer.reconfigure`` replaces them, so a part reads an option when it needs it.
-        positions: state of the assigned partitions.
+        partitions: state of the assigned partitions.
         metadata_refresher: refreshes the cluster metadata, and calls ``on_metadata``.
         names: names of connections that only this consumer uses, even if it shares the cluster with others.
     """
@@ -29,7 +29,7 @@ class ConsumerParts:
         self, config: ConsumerConfig, observer: Observer, cluster: Cluster, on_metadata: Callable[[], None]
     ) -> None:
         self.config, self.observer, self.cluster = config, observer, cluster
-        self.positions = AssignedPartitions()
+        self.partitions = AssignedPartitions()
         self.metadata_refresher = MetadataRefresher(cluster, on_metadata)
         self._wakes: list[Callable[[], None]] = []
         self.names: list[str] = []

@@ -60,7 +60,7 @@ class ConsumerRuntime:
         shared: cluster shared with other consumers; None to open a cluster for this consumer only.
 
     Attributes:
-        parts: options, cluster and positions, which all parts share.
+        parts: options, cluster and partitions, which all parts share.
         reader: delivers records.
         subscription: subscription or manual assignment.
         committer: commits the group's offsets; None without a group.
@@ -81,8 +81,8 @@ class ConsumerRuntime:
         self.parts = parts = ConsumerParts(
             config, observer, shared or Cluster(config, observer), self._metadata_changed
         )
-        self.positions = parts.positions
-        parts.positions.space.max_bytes = config.max_buffered_bytes
+        self.partitions = parts.partitions
+        parts.partitions.space.max_bytes = config.max_buffered_bytes
         self.reader = Reader(parts)
         self.start_positions = StartPositions(
             parts, self.reader, StartPolicy(start_by_policy(config.begins_at), topics.own)
@@ -112,7 +112,7 @@ class ConsumerRuntime:
     def reconfigure(self, config: ConsumerConfig) -> None:
         self.parts.config = config
         self.start_positions.policy.reset = start_by_policy(config.begins_at)
-        self.positions.space.max_bytes = config.max_buffered_bytes
+        self.partitions.space.max_bytes = config.max_buffered_bytes
         self.parts.changed()
 
     # ---- lifecycle ---------------------------------------------------------------------------------------------
@@ -233,11 +233,11 @@ class ConsumerRuntime:
         timeout_s, committer = min(timeout_s, self.config.start_timeout_ms / 1000), self.committer
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        waiting = [one for one in self.positions if one.reset_to is not None and one.reset_to.depends_on_end]
+        waiting = [one for one in self.partitions if one.reset_to is not None and one.reset_to.depends_on_end]
         await self._offset_resetter.wait_until_found(waiting, timeout_s)
         if committer is None or self.membership is None or not self.config.commits_automatically:
             return
-        starts = [one.topic_partition for one in self.positions if one.is_new_start]
+        starts = [one.topic_partition for one in self.partitions if one.is_new_start]
         if starts and self.start_positions.policy.reset.depends_on_end and loop.time() < deadline:
             await committer.commit_automatically(starts, timeout_s=deadline - loop.time(), will_retry=True)
 
@@ -274,13 +274,13 @@ class ConsumerRuntime:
         membership = self.membership
         age_s = None if membership is None else membership.heartbeat_age_s
         return self._health.health(
-            self.failure, len(self.positions), age_s, self.start_delays, is_member=membership is not None
+            self.failure, len(self.partitions), age_s, self.start_delays, is_member=membership is not None
         )
 
     def metrics(self) -> dict[MetricName, float]:
         """Return the current value of each metric, and let end offsets be refreshed for the next call."""
         self._end_offsets.note_reading()
-        return self._metrics.snapshot(self.positions)
+        return self._metrics.snapshot(self.partitions)
 
     def statistics(self, unfinished: Iterable[AnyRecord] = ()) -> ConsumerStatistics:
         """Return the statistics, and let end offsets be refreshed for the next call.
@@ -289,11 +289,11 @@ class ConsumerRuntime:
             unfinished: records that the handlers of a sink were called with and have not finished.
         """
         self._end_offsets.note_reading()
-        reader, space, metrics, membership = self.reader, self.positions.space, self._metrics, self.membership
+        reader, space, metrics, membership = self.reader, self.partitions.space, self._metrics, self.membership
 
-        def next_timestamp(partition: TopicPartition) -> int | None:
-            position = self.positions.get(partition)
-            return position.batches[0].next_timestamp if position is not None and position.batches else None
+        def next_timestamp(topic_partition: TopicPartition) -> int | None:
+            partition = self.partitions.get(topic_partition)
+            return partition.batches[0].next_timestamp if partition is not None and partition.batches else None
 
         return ConsumerStatistics(
             client_id=self.config.client_id,
@@ -303,7 +303,7 @@ class ConsumerRuntime:
             reserved_bytes=space.reserved_bytes,
             ignored_maps=reader.maps.ignored,
             partitions=partition_statistics(
-                self.positions, chain(unfinished, reader.delivery.unacknowledged_records), next_timestamp, now_ms()
+                self.partitions, chain(unfinished, reader.delivery.unacknowledged_records), next_timestamp, now_ms()
             ),
             fetched_records=metrics.fetched_records,
             fetched_bytes=metrics.fetched_bytes,

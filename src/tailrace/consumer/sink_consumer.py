@@ -102,8 +102,8 @@ class SinkConsumer(Consumer[Any, Any]):
     @property
     def unreadable_batches(self) -> Mapping[TopicPartition, UnreadableBatch]:
         """Batches at which partitions wait; empty before the start."""
-        positions = () if self._runtime is None else self._runtime.positions
-        return {one.topic_partition: one.unreadable for one in positions if one.unreadable is not None}
+        partitions = () if self._runtime is None else self._runtime.partitions
+        return {one.topic_partition: one.unreadable for one in partitions if one.unreadable is not None}
 
     @property
     def start_delays(self) -> str:
@@ -120,7 +120,7 @@ class SinkConsumer(Consumer[Any, Any]):
 
 
 class MemberView:
-    """Group identity and positions of a started consumer, for transactions that commit its offsets."""
+    """Group identity and partitions of a started consumer, for transactions that commit its offsets."""
 
     def __init__(self, runtime: ConsumerRuntime) -> None:
         assert runtime.config.group_id is not None
@@ -133,27 +133,27 @@ class MemberView:
         return None if membership is None else membership.commit_identity()
 
     def delivered_offsets(self) -> Mapping[TopicPartition, int | None]:
-        return {position.topic_partition: position.delivered for position in self._runtime.positions}
+        return {partition.topic_partition: partition.delivered for partition in self._runtime.partitions}
 
     def uncommitted_starts(self) -> list[Partition]:
-        """Return the positions for which no offset was committed since their partition was assigned, sought or reset.
+        """Return the partitions for which no offset was committed since they were assigned, sought or reset.
 
-        Positions without a start offset and partitions that are about to be revoked are left out.
+        Partitions without a start offset and partitions that are about to be revoked are left out.
         """
         return [
             one
-            for one in self._runtime.positions
+            for one in self._runtime.partitions
             if one.has_stale_commit and one.progress is not None and one.is_fetchable and not one.is_halted
         ]
 
-    def advanced_positions(self) -> list[Partition]:
-        """Return the positions beyond the committed offset, even if only control records were skipped since then.
+    def advanced_partitions(self) -> list[Partition]:
+        """Return the partitions with a position beyond the committed offset, even if only control records lie between.
 
-        The positions of ``uncommitted_starts`` and partitions that are about to be revoked are left out.
+        Those of ``uncommitted_starts`` and partitions that are about to be revoked are left out.
         """
         return [
             one
-            for one in self._runtime.positions
+            for one in self._runtime.partitions
             if not one.has_stale_commit and one.is_fetchable and not one.is_halted
             if one.delivered is not None and one.delivered > max(one.commit_base, one.committed or 0)
         ]
@@ -161,8 +161,8 @@ class MemberView:
     def watch(self, on_change: Callable[[], None]) -> None:
         self._runtime.reader.on_change = on_change
 
-    def is_ours(self, position: Partition) -> bool:
-        return self._runtime.positions.get(position.topic_partition) is position
+    def is_ours(self, partition: Partition) -> bool:
+        return self._runtime.partitions.get(partition.topic_partition) is partition
 
     async def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the group's committed offsets; wait until no open transaction can change them."""
@@ -171,9 +171,9 @@ class MemberView:
             parts.cluster, self.group_id, list(partitions), timeout_s=parts.default_timeout_s
         )
 
-    def read_again(self, position: Partition, at: OffsetAndMetadata) -> None:
+    def read_again(self, partition: Partition, at: OffsetAndMetadata) -> None:
         """Read from a committed offset on, without records that the offset map lists as finished.
 
         If the topic was recreated after the partition was last fetched, ignore the offset and read the new topic.
         """
-        self._runtime.start_positions.read_again(position, at)
+        self._runtime.start_positions.read_again(partition, at)

@@ -88,7 +88,7 @@ class Subscription:
         topics: SubscribedTopics,
         on_failure: Callable[[TailraceError], None],
     ) -> None:
-        self._parts, self._cluster, self._positions = parts, parts.cluster, parts.positions
+        self._parts, self._cluster, self._partitions = parts, parts.cluster, parts.partitions
         self._offset_resetter, self._start_positions = offset_resetter, offset_resetter.start_positions
         self._reader, self._queries = offset_resetter.reader, OffsetQueries(parts)
         self._consumer, self._on_failure, self._topics = consumer, on_failure, topics
@@ -125,7 +125,7 @@ class Subscription:
             return self._assigned_topics
         if self.membership is None:
             return frozenset()
-        return self.membership.topics or frozenset(partition.topic for partition in self._positions.partitions)
+        return self.membership.topics or frozenset(one.topic for one in self._partitions.topic_partitions)
 
     @property
     def watched_topics(self) -> frozenset[str] | None:
@@ -205,7 +205,7 @@ class Subscription:
             self.membership.resubscribe(topics.names, topics.pattern)
         elif self._assigned_topics is not None:
             self._assign_all()
-            self._drop({one for one in self._positions.partitions if one.topic not in self._assigned_topics})
+            self._drop({one for one in self._partitions.topic_partitions if one.topic not in self._assigned_topics})
         else:
             self._begin(topics)
             self.metadata_changed()
@@ -230,14 +230,14 @@ class Subscription:
         assert not isinstance(pattern, BrokerPattern), "a broker resolves patterns only for a group"
         self._assigned_topics = self._topics.names if pattern is None else topology.matching(pattern)
         existing = (
-            TopicPartition(name, partition)
+            TopicPartition(name, number)
             for name in sorted(self._assigned_topics & topology.topics.keys())
-            for partition in sorted(topology.topics[name].partitions)
+            for number in sorted(topology.topics[name].partitions)
         )
-        for position in self._positions.add(existing):
-            start = self._start_positions.policy.start_of_subscribed(position.topic_partition, topology)
-            self._start_positions.set_start(position, start)
-            position.is_fetchable = True
+        for partition in self._partitions.add(existing):
+            start = self._start_positions.policy.start_of_subscribed(partition.topic_partition, topology)
+            self._start_positions.set_start(partition, start)
+            partition.is_fetchable = True
         self._parts.changed()
 
     async def _check_topics(self, topics: SubscribedTopics, timeout_s: float) -> None:
@@ -267,7 +267,7 @@ class Subscription:
             return
         await self.commit_manual_assignment(self._parts.default_timeout_s)
         self._is_manual, self._assigned_topics, self._topics = False, None, SubscribedTopics()
-        self._drop(self._positions.partitions)
+        self._drop(self._partitions.topic_partitions)
         self._reader.subscribe(None)
         self._cluster.watch(self._parts, ())
 
@@ -289,21 +289,23 @@ class Subscription:
         await self.commit_manual_assignment(timeout_s)
         committed: dict[TopicPartition, OffsetAndMetadata] = {}
         if self.committer is not None and not self._resets_offsets:
-            without_start = [partition for partition, start in chosen.items() if start is None]
+            without_start = [topic_partition for topic_partition, start in chosen.items() if start is None]
             committed = await committed_offsets(
                 self._cluster, self.committer.group_id, without_start, timeout_s=timeout_s
             )
-        self._cluster.watch(self._parts, {partition.topic for partition in chosen})
+        self._cluster.watch(self._parts, {one.topic for one in chosen})
         self._is_manual = True
-        self._drop(self._positions.partitions)
+        self._drop(self._partitions.topic_partitions)
         policy = self._start_positions.policy
-        for position in self._positions.add(chosen):
-            start = policy.start_of_assigned(chosen[position.topic_partition], committed.get(position.topic_partition))
-            self._start_positions.set_start(position, start)
-            position.is_fetchable = True
+        for partition in self._partitions.add(chosen):
+            start = policy.start_of_assigned(
+                chosen[partition.topic_partition], committed.get(partition.topic_partition)
+            )
+            self._start_positions.set_start(partition, start)
+            partition.is_fetchable = True
         self._parts.changed()
         if self._resets_offsets and chosen and self.committer is not None:
-            await self._offset_resetter.wait_until_found(self._positions.of(chosen), timeout_s, skip_delayed=True)
+            await self._offset_resetter.wait_until_found(self._partitions.of(chosen), timeout_s, skip_delayed=True)
             await self.committer.commit_automatically(timeout_s=timeout_s, will_retry=True)
         self._resets_offsets = self._resets_offsets and not chosen
 
@@ -321,5 +323,5 @@ class Subscription:
     def _drop(self, partitions: Iterable[TopicPartition]) -> None:
         gone = frozenset(partitions)
         self._reader.drop(gone)
-        self._positions.remove(gone)
+        self._partitions.remove(gone)
         self._parts.changed()

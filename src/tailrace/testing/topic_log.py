@@ -54,15 +54,15 @@ class TopicLog:
     @property
     def topics(self) -> list[str]:
         """Topics with records."""
-        return sorted({partition.topic for partition in self._records})
+        return sorted({one.topic for one in self._records})
 
-    def records(self, partition: TopicPartition) -> Sequence[Record]:
+    def records(self, topic_partition: TopicPartition) -> Sequence[Record]:
         """Return the records of a partition; the index of a record is its offset."""
-        return self._records[partition]
+        return self._records[topic_partition]
 
     def records_of_topic(self, topic: str) -> list[Record]:
         """Return the records of a topic, ordered by partition and offset."""
-        return [record for partition in self.partitions(topic) for record in self._records[partition]]
+        return [record for one in self.partitions(topic) for record in self._records[one]]
 
     def partition_for(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
         """Return the partition for a record: ``partition``, or the partition of ``key`` if ``partition`` is None.
@@ -121,13 +121,13 @@ class LogSource:
 
     Attributes:
         routes: topics of the group.
-        positions: positions of the partitions, all of which are assigned.
+        partitions: state of the partitions, all of which are assigned.
     """
 
     def __init__(self, log: TopicLog, routes: Routes, observer: Observer) -> None:
         self.group_id = routes.group_id
         self._log, self.routes, self._observer = log, routes, observer
-        self.positions = AssignedPartitions()
+        self.partitions = AssignedPartitions()
         self._sink: RecordSink | None = None
         self._wakeup = asyncio.Event()
         self._watchers: list[Callable[[], None]] = []
@@ -164,8 +164,8 @@ class LogSource:
     async def start(self, sink: RecordSink) -> int:
         """Assign all partitions to the group, and return the maximum number of queued records."""
         self._sink = sink
-        self._add_positions(*self.routes.topics, *self.routes.own_topics)
-        self._observer.emit(PartitionsAssigned(self.group_id, self.positions.partitions, frozenset()))
+        self._add_partitions(*self.routes.topics, *self.routes.own_topics)
+        self._observer.emit(PartitionsAssigned(self.group_id, self.partitions.topic_partitions, frozenset()))
         return _MAX_QUEUED_RECORDS
 
     async def stop(self) -> None:
@@ -177,17 +177,17 @@ class LogSource:
         ``room_of`` returns how many further records of a partition the app accepts now.
         """
         while True:
-            for position in self._add_positions(*filter(self.reads, self._log.topics)):
-                undelivered = self._log.records(position.topic_partition)[position.delivered or 0 :]
-                if self._is_halted or not undelivered or not (room := room_of(position.topic_partition)):
+            for partition in self._add_partitions(*filter(self.reads, self._log.topics)):
+                undelivered = self._log.records(partition.topic_partition)[partition.delivered or 0 :]
+                if self._is_halted or not undelivered or not (room := room_of(partition.topic_partition)):
                     continue
                 records = undelivered[:room]
-                end, known = records[-1].offset + 1, position.progress and position.progress.known
+                end, known = records[-1].offset + 1, partition.progress and partition.progress.known
                 if known:
                     records = [one for one in records if not known.is_finished(one.offset)]
                 if records:
-                    return position, position.deliver(records, end)
-                position.skip(end, -1)
+                    return partition, partition.deliver(records, end)
+                partition.skip(end, -1)
             self._wakeup.clear()
             self._is_waiting = True
             self._call_watchers()
@@ -205,8 +205,8 @@ class LogSource:
         """Deliver no more records, and tell the app to start none of the delivered ones."""
         self._is_halted = True
         if self._sink is not None:
-            for position in self.positions:
-                self._sink.halt(position.topic_partition)
+            for partition in self.partitions:
+                self._sink.halt(partition.topic_partition)
 
     def wall_clock(self) -> float:
         """Return the time of the topics in memory, in seconds since the epoch."""
@@ -225,20 +225,20 @@ class LogSource:
         """Store the offsets of a committed transaction."""
         self.offsets.update(offsets)
 
-    def read_again(self, position: Partition, at: OffsetAndMetadata) -> None:
+    def read_again(self, partition: Partition, at: OffsetAndMetadata) -> None:
         """Continue a partition at a committed offset, without the finished records of the commit's offset map."""
         if self._sink is not None:
-            self._sink.drop(position.topic_partition)
-        position.begin(at.offset, known=decode_metadata(at.metadata, at.offset).offset_map)
-        position.note_committed(at.offset)
+            self._sink.drop(partition.topic_partition)
+        partition.begin(at.offset, known=decode_metadata(at.metadata, at.offset).offset_map)
+        partition.note_committed(at.offset)
         self._wakeup.set()
 
     # ---- state -------------------------------------------------------------------------------------------------
 
-    def committed(self, partition: TopicPartition) -> int:
+    def committed(self, topic_partition: TopicPartition) -> int:
         """Return the offset of the lowest unfinished record."""
-        position = self.positions.get(partition)
-        return 0 if position is None or position.finished is None else position.finished
+        partition = self.partitions.get(topic_partition)
+        return 0 if partition is None or partition.finished is None else partition.finished
 
     @property
     def is_idle(self) -> bool:
@@ -249,13 +249,13 @@ class LogSource:
         for watcher in self._watchers:
             watcher()
 
-    def _add_positions(self, *topics: str) -> list[Partition]:
-        """Return the positions of all partitions of ``topics``; new partitions start at offset 0."""
-        partitions = [partition for topic in dict.fromkeys(topics) for partition in self._log.partitions(topic)]
-        for position in self.positions.add(partitions):
-            position.begin(0)
-            position.note_committed(0)
-        return self.positions.of(partitions)
+    def _add_partitions(self, *topics: str) -> list[Partition]:
+        """Return all partitions of ``topics``; new partitions start at offset 0."""
+        partitions = [one for topic in dict.fromkeys(topics) for one in self._log.partitions(topic)]
+        for partition in self.partitions.add(partitions):
+            partition.begin(0)
+            partition.note_committed(0)
+        return self.partitions.of(partitions)
 
 
 class _SoleMember:
@@ -268,30 +268,30 @@ class _SoleMember:
 
     def delivered_offsets(self) -> Mapping[TopicPartition, int | None]:
         """Return the next offset to deliver in each partition."""
-        return {position.topic_partition: position.delivered for position in self._source.positions}
+        return {partition.topic_partition: partition.delivered for partition in self._source.partitions}
 
     def uncommitted_starts(self) -> Sequence[Partition]:
-        """Return no positions, because the start offset of each position counts as committed."""
+        """Return no partitions, because the start offset of each partition counts as committed."""
         return ()
 
-    def advanced_positions(self) -> Sequence[Partition]:
-        """Return no positions, because there are no control records to skip."""
+    def advanced_partitions(self) -> Sequence[Partition]:
+        """Return no partitions, because there are no control records to skip."""
         return ()
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """Do nothing, because positions never have start offsets to commit or gaps to skip."""
+        """Do nothing, because partitions never have start offsets to commit or gaps to skip."""
 
-    def is_ours(self, position: Partition) -> bool:
-        """Return True if the partition still has this position."""
-        return self._source.positions.get(position.topic_partition) is position
+    def is_ours(self, partition: Partition) -> bool:
+        """Return True if this state of a partition is current."""
+        return self._source.partitions.get(partition.topic_partition) is partition
 
     async def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets committed by transactions."""
         return {one: self._source.offsets[one] for one in partitions if one in self._source.offsets}
 
-    def read_again(self, position: Partition, at: OffsetAndMetadata) -> None:
+    def read_again(self, partition: Partition, at: OffsetAndMetadata) -> None:
         """Continue a partition at a committed offset."""
-        self._source.read_again(position, at)
+        self._source.read_again(partition, at)
 
 
 # ---- transactions ----------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def new_app(kafka_server, group):
 
 async def has_begun_to_drain(app: App) -> None:
     (group,) = app.runtime.started_run.groups
-    await until(lambda: any(one.is_halted for one in group.source.consumer._started.positions))
+    await until(lambda: any(one.is_halted for one in group.source.consumer._started.partitions))
 
 
 def other_app(new_app, topic: str, seen: list[int], **options) -> tuple[App, EventRecorder]:
@@ -145,7 +145,7 @@ async def test_a_stopping_app_starts_no_records_of_new_partitions(new_app, new_t
             await until(lambda: app.health().status == "stopping")
         await until(lambda: theirs in consumer.assignment())
         witness.produce(topic, [b"0"], partition=theirs.partition)
-        their_partition = consumer._started.positions.get(theirs)
+        their_partition = consumer._started.partitions.get(theirs)
         await until(lambda: their_partition.batches or len(begun) > 1)
         let_go.set()
         await stopping

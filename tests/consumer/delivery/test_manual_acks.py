@@ -246,7 +246,7 @@ async def test_ack_lets_a_rebalance_continue(new_topic, by_hand, new_consumer, w
         async with new_consumer(topic, group_id=group, **QUICK):
             await events.wait_for(RebalanceStarted, 2)
             await until(
-                lambda: first._started.positions.get(record.topic_partition).is_halted or events.of(PartitionsRevoked)
+                lambda: first._started.partitions.get(record.topic_partition).is_halted or events.of(PartitionsRevoked)
             )
             assert first.ack(record) or events.of(PartitionsRevoked)
             await events.wait_for(PartitionsRevoked, timeout_s=10)

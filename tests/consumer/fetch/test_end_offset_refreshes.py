@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.consumer.fetch.fetcher import positions_without_fetch
+from tailrace.consumer.fetch.fetcher import partitions_without_fetch
 from tailrace.consumer.fetch.plan import FetchConnection, FetchLimits, FetchSources, make_plan
 from tailrace.consumer.partition import AssignedPartitions, BufferSpace
 from tailrace.core.cluster_metadata import ClusterMetadata
@@ -24,5 +24,5 @@ def test_paused_partitions_are_chosen_and_those_in_a_fetch_are_not():
     sources = FetchSources(positions).at(topology)
     plan = make_plan(FetchConnection(1), sources, BufferSpace(10_000), FetchLimits(10_000, 100, 0.5), 0.0)
 
-    assert [one.topic_partition for one in positions_without_fetch(positions, [plan])] == [PAUSED]
-    assert [one.topic_partition for one in positions_without_fetch(positions, [])] == [PAUSED, READ]
+    assert [one.topic_partition for one in partitions_without_fetch(positions, [plan])] == [PAUSED]
+    assert [one.topic_partition for one in partitions_without_fetch(positions, [])] == [PAUSED, READ]

@@ -98,15 +98,15 @@ class _SentRecords:
         if (sent := self._by_number.get(message.lease)) is not None and sent.is_halted:
             sent.progress.cut(message.offset)
 
-    def halt(self, partition: TopicPartition) -> None:
+    def halt(self, topic_partition: TopicPartition) -> None:
         """Ask the parent to deliver no more records of a partition; the parent answers with HaltResponse."""
-        if (sent := self._leases.get(partition)) is not None:
+        if (sent := self._leases.get(topic_partition)) is not None:
             sent.is_halted = True
             self._queue(HaltRequest(sent.number))
 
-    def drop(self, partition: TopicPartition) -> None:
+    def drop(self, topic_partition: TopicPartition) -> None:
         """Forget a partition, and tell the parent to do so."""
-        if (sent := self._leases.pop(partition, None)) is not None:
+        if (sent := self._leases.pop(topic_partition, None)) is not None:
             del self._by_number[sent.number]
             self._queue(LeaseEndedMessage(sent.number))
 
@@ -156,51 +156,52 @@ class _ReaderProcess:
         overrides = _offsets_after_commit(self._spec["overrides"], new)
         # A recreated topic is read from the group's committed offset or, without one, from offset 0.
         return {
-            partition: new[partition] or 0 if self._is_recreated(consumer, partition) else offset
-            for partition, offset in overrides.items()
+            topic_partition: new[topic_partition] or 0 if self._is_recreated(consumer, topic_partition) else offset
+            for topic_partition, offset in overrides.items()
         }
 
-    def _is_recreated(self, consumer: SinkConsumer, partition: TopicPartition) -> bool:
-        """Return True if the parent's offset of ``partition`` belongs to a deleted topic of the same name."""
-        return is_other_log(self._spec["topic_ids"].get(partition), partition, consumer.topology)
+    def _is_recreated(self, consumer: SinkConsumer, topic_partition: TopicPartition) -> bool:
+        """Return True if the parent's offset of the partition belongs to a deleted topic of the same name."""
+        return is_other_log(self._spec["topic_ids"].get(topic_partition), topic_partition, consumer.topology)
 
     async def _start_reading(self, consumer: SinkConsumer, options: Mapping[str, Any]) -> None:
         assigned: Mapping[TopicPartition, int | None] | None = self._spec["partitions"]
         start_offsets = []
         if assigned is not None:
             assigned_at_start: frozenset[TopicPartition] = self._spec["assigned_at_start"]
-            self._is_assigned = lambda partition: (
-                partition in assigned or (partition not in assigned_at_start and self._reads_added_partition(partition))
+            self._is_assigned = lambda topic_partition: (
+                topic_partition in assigned
+                or (topic_partition not in assigned_at_start and self._reads_added_partition(topic_partition))
             )
             if not_assigned := [one for one in consumer.assignment() if not self._is_assigned(one)]:
                 consumer.pause(*not_assigned)
-            for partition in filter(self._is_assigned, consumer.assignment()):
+            for topic_partition in filter(self._is_assigned, consumer.assignment()):
                 # A partition that was added after the parent had assigned the partitions is read from offset 0.
-                if (offset := assigned.get(partition, 0)) is not None:
-                    await consumer.seek(partition, 0 if self._is_recreated(consumer, partition) else offset)
-            start_offsets = [(*partition, await consumer.position(partition)) for partition in assigned]
+                if (offset := assigned.get(topic_partition, 0)) is not None:
+                    await consumer.seek(topic_partition, 0 if self._is_recreated(consumer, topic_partition) else offset)
+            start_offsets = [(*one, await consumer.position(one)) for one in assigned]
         await self._send(ReadyMessage(resolve(options).stop_timeout_ms / 1000, start_offsets, "ok"))
 
-    def _reads_added_partition(self, partition: TopicPartition) -> bool:
-        """Return True if this reader reads ``partition``, which was added after the start; readers take turns."""
+    def _reads_added_partition(self, topic_partition: TopicPartition) -> bool:
+        """Return True if this reader reads the partition, which was added after the start; readers take turns."""
         reader: int
         reader_count: int
         reader, reader_count = self._spec["round_robin"]
-        return partition.partition % reader_count == reader
+        return topic_partition.partition % reader_count == reader
 
     async def _send_slices(self) -> None:
         sent_records, reader = self._sent_records, self._reader
 
-        def room_of(partition: TopicPartition) -> int:
-            return sent_records.room() if self._is_assigned(partition) else 0
+        def room_of(topic_partition: TopicPartition) -> int:
+            return sent_records.room() if self._is_assigned(topic_partition) else 0
 
         while True:
-            position, lease = await reader.next_slice(room_of)
+            partition, lease = await reader.next_slice(room_of)
             records = lease.records
             # The slice must be written before any later message with its lease number, so nothing is awaited first.
             number = sent_records.mark_sent(lease)
             self._write_queued()
-            await self._send(slice_of(number, lease.partition, lease.end, records, position.topic_id))
+            await self._send(slice_of(number, lease.partition, lease.end, records, partition.topic_id))
 
     async def _run_sends(self) -> None:
         while True:
@@ -261,8 +262,8 @@ def _offsets_after_commit(
         overrides: first unfinished offset of each partition when the previous process died.
         new: assigned partitions with their committed offsets.
     """
-    removed = {partition: overrides.pop(partition) for partition in overrides.keys() & new.keys()}
-    return {partition: offset for partition, offset in removed.items() if offset > (new[partition] or 0)}
+    removed = {one: overrides.pop(one) for one in overrides.keys() & new.keys()}
+    return {one: offset for one, offset in removed.items() if offset > (new[one] or 0)}
 
 
 def main() -> None:

@@ -243,7 +243,7 @@ class GroupTransactions:
             else:
                 await self._wakeup.wait(until)
             return
-        self._partitions.add_advanced(group_view.advanced_positions())
+        self._partitions.add_advanced(group_view.advanced_partitions())
         self._is_committing = True
         began_at = self._loop.time()
         try:
@@ -266,16 +266,16 @@ class GroupTransactions:
         took_s = self._loop.time() - began_at
         self._failures, self._abort_reason = 0, ""
         self.stall.end()
-        up_to = {partition: committed.offset for partition, committed in offsets.items()}
+        up_to = {topic_partition: committed.offset for topic_partition, committed in offsets.items()}
         self._observer.emit(OffsetsCommitted(group_view.group_id, up_to, took_s))
         self._partitions.note_committed(offsets)
         self._deferred_records.forget_committed(up_to)
         self.failure_counts.forget_committed(up_to)
         self.refusals.forget_committed(up_to)
         if (single := self._delivery.single_record) is not None:
-            partition, offset = single
-            if up_to.get(partition, 0) > offset:
-                self._deferred_records.finish(partition)
+            topic_partition, offset = single
+            if up_to.get(topic_partition, 0) > offset:
+                self._deferred_records.finish(topic_partition)
                 self._delivery.single_record = None
         self._window.end_committed(self._loop.time(), carried=self._count_carried(), is_searching=bool(self.refusals))
         if self._window.is_open:
@@ -323,8 +323,8 @@ class GroupTransactions:
         assert error is not None
         self._abort_reason = str(error)
         self._observer.emit(TransactionAborted(self._group_view.group_id, self._window.count, str(error), error))
-        for partition in self._partitions.partitions():
-            self._handler_group.halt(partition)
+        for topic_partition in self._partitions.partitions():
+            self._handler_group.halt(topic_partition)
         await self._producer.abort(error, is_timed_out=self._window.is_timed_out(self._loop.time()))
         # Wait for running handlers, whose messages must not join the next transaction.
         until = self._loop.time() + self._settings.timeout_s
@@ -387,8 +387,8 @@ class GroupTransactions:
     def _on_failure(self, error: TailraceError) -> None:
         if isinstance(error, TopicRecreatedError):
             for one in self._partitions:
-                if one.position.topic_partition in error.partitions:
-                    self._observer.emit(TopicRecreated(one.position.topic_partition, one.end_offset))
+                if one.partition.topic_partition in error.partitions:
+                    self._observer.emit(TopicRecreated(one.partition.topic_partition, one.end_offset))
         # Two errors need no backoff: after PublishTooLargeError, smaller transactions isolate the record with the large
         # result; after TopicRecreatedError, the new topic is read.
         self._abort_soon(error, needs_backoff=not isinstance(error, PublishTooLargeError | TopicRecreatedError))
@@ -398,14 +398,14 @@ class GroupTransactions:
         self._wakeup.set()
         self._delivery.interrupt()
 
-    def _on_drop(self, partition: TopicPartition, was_in_transaction: bool) -> None:  # noqa: FBT001 - a callback
-        self._deferred_records.forget(partition)
-        self.failure_counts.forget(partition)
-        self.refusals.forget(partition)
+    def _on_drop(self, topic_partition: TopicPartition, was_in_transaction: bool) -> None:  # noqa: FBT001 - a callback
+        self._deferred_records.forget(topic_partition)
+        self.failure_counts.forget(topic_partition)
+        self.refusals.forget(topic_partition)
         # If the commit was sent already, the coordinator decides whether it succeeds.
         if was_in_transaction and not self._is_committing:
             self._abort_soon(
-                PublishError(f"{partition} was lost before its transaction was committed"), needs_backoff=False
+                PublishError(f"{topic_partition} was lost before its transaction was committed"), needs_backoff=False
             )
 
     # ---- called by handlers and the group runtime, see ``Transactions`` ----------------------------------------
@@ -454,7 +454,7 @@ class GroupTransactions:
             return False
         undelivered = self._partitions.undelivered.values()
         return all(
-            self._deferred_records.reaches(one.position.topic_partition, one.first.offset) for one in undelivered
+            self._deferred_records.reaches(one.partition.topic_partition, one.first.offset) for one in undelivered
         )
 
     def progressed(self) -> None:
@@ -495,7 +495,7 @@ class TransactionDelivery:
 
     Args:
         source: started consumer.
-        group_view: positions of the consumer.
+        group_view: membership and partitions of the consumer.
         partitions: partitions of the open transaction.
         deferred_records: records that must not join the open transaction.
         window: state of the open transaction, and limits for it.
@@ -534,8 +534,8 @@ class TransactionDelivery:
             return None
         undelivered = self._partitions.undelivered
 
-        def room(partition: TopicPartition) -> int:
-            return 0 if partition in undelivered else self._room(partition, None, room_of)
+        def room(topic_partition: TopicPartition) -> int:
+            return 0 if topic_partition in undelivered else self._room(topic_partition, None, room_of)
 
         # Read the time before looking for records, so that the wait ends at once if a record becomes due meanwhile.
         now = self._loop.time()
@@ -547,14 +547,14 @@ class TransactionDelivery:
             return found
         if (received := await self._slice_wait.wait(self._source.reader.next_slice(room), until)) is None:
             return None
-        position, lease = received
-        if position.has_stale_commit or self._deferred_records.may_hold_back(position.topic_partition):
-            self._may_have_moved |= position.has_stale_commit
-            undelivered[position.topic_partition] = UndeliveredRecords(position, lease)
+        partition, lease = received
+        if partition.has_stale_commit or self._deferred_records.may_hold_back(partition.topic_partition):
+            self._may_have_moved |= partition.has_stale_commit
+            undelivered[partition.topic_partition] = UndeliveredRecords(partition, lease)
             self._deferred_records.note_read(lease.rest, self._loop.time())
             return self._deliver_undelivered(room_of)
-        self._add_delivered(position, lease)
-        return position, lease
+        self._add_delivered(partition, lease)
+        return partition, lease
 
     def interrupt(self) -> None:
         """End the wait of ``next``, so that the window is checked."""
@@ -575,7 +575,7 @@ class TransactionDelivery:
     def _add_start_offsets(self) -> bool:
         """Add uncommitted start offsets to the transaction, and have it committed; return True if there are any.
 
-        If there are none, a position that advanced past control records or gaps opens a transaction without records.
+        If there are none, a partition that advanced past control records or gaps opens a transaction without records.
         """
         starts = self._group_view.uncommitted_starts()
         self._may_have_moved = bool(starts)
@@ -586,7 +586,7 @@ class TransactionDelivery:
             self._window.cut()
         elif not self._window.is_open:
             undelivered = self._partitions.undelivered
-            if any(one.topic_partition not in undelivered for one in self._group_view.advanced_positions()):
+            if any(one.topic_partition not in undelivered for one in self._group_view.advanced_partitions()):
                 # Records that arrive within ``transaction_interval_ms`` join the transaction.
                 self._window.add(0, self._loop.time())
         return self._may_have_moved
@@ -601,30 +601,34 @@ class TransactionDelivery:
 
         if (found := self._partitions.take_undelivered(count_of)) is None:
             return None
-        position, lease = found
-        self._add_delivered(position, lease)
+        partition, lease = found
+        self._add_delivered(partition, lease)
         first = lease.records[0].offset
-        if self._deferred_records.reaches(position.topic_partition, first):
-            self.single_record = position.topic_partition, first
+        if self._deferred_records.reaches(partition.topic_partition, first):
+            self.single_record = partition.topic_partition, first
             self._window.close()
-        return position, lease
+        return partition, lease
 
-    def _room(self, partition: TopicPartition, delivered: int | None, room_of: Callable[[TopicPartition], int]) -> int:
+    def _room(
+        self, topic_partition: TopicPartition, delivered: int | None, room_of: Callable[[TopicPartition], int]
+    ) -> int:
         """Return how many records of a partition may be delivered from the offset ``delivered`` on.
 
         If ``delivered`` is None, it is the next offset to deliver of the consumer.
         """
-        room = 0 if self._partitions.is_full(partition) else min(room_of(partition), self._window.room)
-        if partition not in self._deferred_records or not room:
+        room = 0 if self._partitions.is_full(topic_partition) else min(room_of(topic_partition), self._window.room)
+        if topic_partition not in self._deferred_records or not room:
             return room
         if delivered is None:
-            delivered = self._group_view.delivered_offsets().get(partition)
-        return self._deferred_records.room(partition, delivered, room, self._loop.time(), is_open=self._window.is_open)
+            delivered = self._group_view.delivered_offsets().get(topic_partition)
+        return self._deferred_records.room(
+            topic_partition, delivered, room, self._loop.time(), is_open=self._window.is_open
+        )
 
-    def _add_delivered(self, position: Partition, lease: Lease) -> None:
+    def _add_delivered(self, partition: Partition, lease: Lease) -> None:
         self._window.add(lease.count, self._loop.time())
-        self._partitions.add_delivered(position, lease)
-        self.last_delivered = position.topic_partition, lease.records[-1].offset
+        self._partitions.add_delivered(partition, lease)
+        self.last_delivered = partition.topic_partition, lease.records[-1].offset
 
     @property
     def _is_open_without_work(self) -> bool:

@@ -49,21 +49,21 @@ class GroupView(Protocol):
         """Return the next offset to deliver of each assigned partition; None while the partition's start is unknown."""
 
     def uncommitted_starts(self) -> Sequence[Partition]:
-        """Return the positions whose start offset is not committed yet."""
+        """Return the partitions whose start offset is not committed yet."""
 
-    def advanced_positions(self) -> Sequence[Partition]:
-        """Return the positions that are above their committed offset, even if only gaps lie between."""
+    def advanced_partitions(self) -> Sequence[Partition]:
+        """Return the partitions whose position is above their committed offset, even if only gaps lie between."""
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Call ``on_change`` when a position may have changed."""
 
-    def is_ours(self, position: Partition) -> bool:
-        """Return True if a position belongs to the current assignment of its partition."""
+    def is_ours(self, partition: Partition) -> bool:
+        """Return True if ``partition`` belongs to the current assignment."""
 
     async def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the committed offsets, after pending transactions that may change them have ended."""
 
-    def read_again(self, position: Partition, at: OffsetAndMetadata) -> None:
+    def read_again(self, partition: Partition, at: OffsetAndMetadata) -> None:
         """Continue to read at a committed offset; if the topic was recreated, at ``auto_offset_reset``."""
 
 
@@ -128,7 +128,7 @@ _MAX_MAP_FILL = 0.75
 class TransactionPartition:
     """Records of one partition in the transaction."""
 
-    position: Partition
+    partition: Partition
     progress: Progress
     end_offset: int
     """Offset after the last record in the transaction."""
@@ -155,7 +155,7 @@ class TransactionPartition:
 class UndeliveredRecords:
     """Records of one partition that the consumer has returned and that are not delivered to the handlers yet."""
 
-    position: Partition
+    partition: Partition
     lease: Lease
 
     @property
@@ -166,8 +166,8 @@ class UndeliveredRecords:
     @property
     def may_be_delivered(self) -> bool:
         """True unless the partition is halted, paused or dropped, or its start offset is not committed yet."""
-        position = self.position
-        is_held = position.is_halted or position.is_paused or position.has_stale_commit
+        partition = self.partition
+        is_held = partition.is_halted or partition.is_paused or partition.has_stale_commit
         return not (self.lease.progress.is_over or is_held)
 
 
@@ -206,54 +206,54 @@ class TransactionPartitions:
 
     # ---- called by the consumer --------------------------------------------------------------------------------
 
-    def halt(self, partition: TopicPartition) -> None:
+    def halt(self, topic_partition: TopicPartition) -> None:
         """Start no more records of a partition; leave its unstarted records to the partition's next owner."""
-        if (waiting := self.undelivered.pop(partition, None)) is not None:
+        if (waiting := self.undelivered.pop(topic_partition, None)) is not None:
             waiting.lease.abandon()
-        if partition in self._partitions:
-            self.handler_group.halt(partition)
+        if topic_partition in self._partitions:
+            self.handler_group.halt(topic_partition)
             self.on_halt()
 
-    def drop(self, partition: TopicPartition) -> None:
+    def drop(self, topic_partition: TopicPartition) -> None:
         """Forget a partition that was revoked, lost, sought or reset."""
-        self.undelivered.pop(partition, None)
-        self.handler_group.drop(partition)
+        self.undelivered.pop(topic_partition, None)
+        self.handler_group.drop(topic_partition)
         if not self._is_reading_again:
-            self.on_drop(partition, self._partitions.pop(partition, None) is not None)
+            self.on_drop(topic_partition, self._partitions.pop(topic_partition, None) is not None)
 
     # ---- for the transaction -----------------------------------------------------------------------------------
 
-    def add_start_offsets(self, positions: Iterable[Partition]) -> None:
+    def add_start_offsets(self, partitions: Iterable[Partition]) -> None:
         """Add partitions whose start offset must be committed before their first record is delivered."""
-        for position in positions:
-            assert position.progress is not None
-            position.progress.hold()
-            self._partitions[position.topic_partition] = _new_partition(
-                position, position.progress, position.progress.finished
+        for partition in partitions:
+            assert partition.progress is not None
+            partition.progress.hold()
+            self._partitions[partition.topic_partition] = _new_partition(
+                partition, partition.progress, partition.progress.finished
             )
 
-    def add_advanced(self, positions: Iterable[Partition]) -> None:
-        """Note how far positions have advanced past control records and gaps; replaces the previous call's notes."""
+    def add_advanced(self, partitions: Iterable[Partition]) -> None:
+        """Note how far partitions have advanced past control records and gaps; replaces the previous call's notes."""
         self._advanced.clear()
-        for position in positions:
-            progress = position.progress
-            if position.topic_partition in self.undelivered or progress is None:
+        for partition in partitions:
+            progress = partition.progress
+            if partition.topic_partition in self.undelivered or progress is None:
                 continue
-            entry = self._partitions.get(position.topic_partition)
+            entry = self._partitions.get(partition.topic_partition)
             if entry is None:
-                self._advanced.append(_new_partition(position, progress, progress.delivered))
+                self._advanced.append(_new_partition(partition, progress, progress.delivered))
             elif entry.is_current:
-                entry.end_offset, entry.leader_epoch = progress.delivered, position.delivered_epoch
+                entry.end_offset, entry.leader_epoch = progress.delivered, partition.delivered_epoch
 
-    def add_delivered(self, position: Partition, lease: Lease) -> None:
+    def add_delivered(self, partition: Partition, lease: Lease) -> None:
         """Add records that were delivered to the handlers."""
-        entry = self._partitions.get(position.topic_partition)
+        entry = self._partitions.get(partition.topic_partition)
         if entry is not None and entry.is_current:
-            entry.end_offset, entry.leader_epoch = lease.end, position.delivered_epoch
-            entry.topic_id = position.topic_id
+            entry.end_offset, entry.leader_epoch = lease.end, partition.delivered_epoch
+            entry.topic_id = partition.topic_id
             return
         lease.progress.hold()
-        self._partitions[position.topic_partition] = _new_partition(position, lease.progress, lease.end)
+        self._partitions[partition.topic_partition] = _new_partition(partition, lease.progress, lease.end)
 
     def take_undelivered(self, count_of: Callable[[Sequence[Record]], int]) -> tuple[Partition, Lease] | None:
         """Remove the first undelivered records that may be delivered now, and return them; None if there are none.
@@ -261,20 +261,20 @@ class TransactionPartitions:
         Args:
             count_of: returns how many of one partition's undelivered records may be delivered now.
         """
-        for partition, waiting in self.undelivered.items():
+        for topic_partition, waiting in self.undelivered.items():
             rest = waiting.lease.rest
             if not waiting.may_be_delivered or not (count := count_of(rest)):
                 continue
             (taken,) = waiting.lease.split([rest[:count]], rest[count:])
             if not waiting.lease.count:
-                del self.undelivered[partition]
-            return waiting.position, taken
+                del self.undelivered[topic_partition]
+            return waiting.partition, taken
         return None
 
     def are_owned(self, group_view: GroupView) -> bool:
         """Return True if no partition of ``offsets`` was reassigned, sought or reset since it was added."""
         entries = (*self, *self._advanced)
-        return all(entry.is_current and group_view.is_ours(entry.position) for entry in entries)
+        return all(entry.is_current and group_view.is_ours(entry.partition) for entry in entries)
 
     @property
     def are_finished(self) -> bool:
@@ -306,10 +306,10 @@ class TransactionPartitions:
         Raises:
             PublishError: an offset map does not fit into ``offset_metadata_max_bytes``.
         """
-        offsets = {entry.position.topic_partition: self._offset(entry) for entry in (*self, *self._advanced)}
+        offsets = {entry.partition.topic_partition: self._offset(entry) for entry in (*self, *self._advanced)}
         if (full := next((entry for entry in self if entry.map_fill > 1), None)) is not None:
             raise PublishError(
-                f"{full.position.topic_partition}: the offset map does not fit into"
+                f"{full.partition.topic_partition}: the offset map does not fit into"
                 f" offset_metadata_max_bytes={self._metadata_bytes} - raise it, up to the broker's"
                 " offset.metadata.max.bytes"
             )
@@ -318,14 +318,14 @@ class TransactionPartitions:
     def topic_ids(self) -> dict[TopicPartition, UUID]:
         """Return the known topic ids of the partitions in ``offsets``."""
         entries = (*self, *self._advanced)
-        return {entry.position.topic_partition: entry.topic_id for entry in entries if entry.topic_id is not None}
+        return {entry.partition.topic_partition: entry.topic_id for entry in entries if entry.topic_id is not None}
 
     def have_changed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
         """Return True if a commit of ``offsets`` would change the committed offsets or metadata."""
         return bool(self._advanced) or any(
-            entry.position.has_stale_commit
-            or entry.position.committed != offsets[entry.position.topic_partition].offset
-            or (entry.metadata or "") != offsets[entry.position.topic_partition].metadata
+            entry.partition.has_stale_commit
+            or entry.partition.committed != offsets[entry.partition.topic_partition].offset
+            or (entry.metadata or "") != offsets[entry.partition.topic_partition].metadata
             for entry in self
         )
 
@@ -335,23 +335,23 @@ class TransactionPartitions:
         for entry in entries:
             if not entry.is_current:
                 continue
-            committed = offsets[entry.position.topic_partition]
-            entry.position.note_committed(committed.offset)
+            committed = offsets[entry.partition.topic_partition]
+            entry.partition.note_committed(committed.offset)
             entry.progress.release()
-            if committed.offset < entry.end_offset and not entry.position.is_halted:
+            if committed.offset < entry.end_offset and not entry.partition.is_halted:
                 entry.progress.hold(committed.offset)
                 entry.metadata = committed.metadata
-                self._partitions[entry.position.topic_partition] = entry
+                self._partitions[entry.partition.topic_partition] = entry
 
-    def is_full(self, partition: TopicPartition) -> bool:
+    def is_full(self, topic_partition: TopicPartition) -> bool:
         """Return True if no more records of a partition may be delivered, because its offset map is nearly full."""
-        entry = self._partitions.get(partition)
+        entry = self._partitions.get(topic_partition)
         return entry is not None and entry.map_fill > _MAX_MAP_FILL
 
     def leave_unstarted(self) -> None:
         """Leave the unstarted records to the next owners of their partitions, and forget all partitions."""
         for entry in self:
-            self.handler_group.halt(entry.position.topic_partition)
+            self.handler_group.halt(entry.partition.topic_partition)
             entry.progress.release()
         self._partitions.clear()
 
@@ -364,9 +364,11 @@ class TransactionPartitions:
         try:
             for entry in self:
                 # A partition without records in the transaction is at its start offset already.
-                if group_view.is_ours(entry.position) and entry.is_current and entry.has_records:
-                    target = committed.get(entry.position.topic_partition) or OffsetAndMetadata(entry.progress.finished)
-                    group_view.read_again(entry.position, target)
+                if group_view.is_ours(entry.partition) and entry.is_current and entry.has_records:
+                    target = committed.get(entry.partition.topic_partition) or OffsetAndMetadata(
+                        entry.progress.finished
+                    )
+                    group_view.read_again(entry.partition, target)
         finally:
             self._is_reading_again = False
             self._partitions.clear()
@@ -379,11 +381,11 @@ class TransactionPartitions:
         """Return the offset to commit with the offset map as its metadata, and update ``map_fill``."""
         offset, metadata = entry.end_offset, ""
         if entry.is_current:
-            offset, offset_map = entry.position.to_commit()
+            offset, offset_map = entry.partition.to_commit()
             encoded = encode_metadata(offset_map, "", self._metadata_bytes)
             metadata, entry.map_fill = encoded.text, encoded.fill
         return OffsetAndMetadata(offset, metadata, None if entry.leader_epoch < 0 else entry.leader_epoch)
 
 
-def _new_partition(position: Partition, progress: Progress, end_offset: int) -> TransactionPartition:
-    return TransactionPartition(position, progress, end_offset, position.delivered_epoch, position.topic_id)
+def _new_partition(partition: Partition, progress: Progress, end_offset: int) -> TransactionPartition:
+    return TransactionPartition(partition, progress, end_offset, partition.delivered_epoch, partition.topic_id)

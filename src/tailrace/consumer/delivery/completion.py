@@ -48,10 +48,10 @@ class RecordSink(Protocol):
     (``Streams`` in ``consumer.delivery.streams``) and worker processes (``app.processes.reader_process``).
     """
 
-    def halt(self, partition: TopicPartition) -> None:
+    def halt(self, topic_partition: TopicPartition) -> None:
         """Start no more records of a partition, and leave its unstarted records to the next owner."""
 
-    def drop(self, partition: TopicPartition) -> None:
+    def drop(self, topic_partition: TopicPartition) -> None:
         """Forget a partition that was revoked, sought or reset."""
 
 
@@ -81,7 +81,7 @@ class DeliveryProgress:
         progress_made: event that is set when records in flight may have been finished or dropped.
     """
 
-    def __init__(self, positions: AssignedPartitions, *, has_manual_ack: bool) -> None:
+    def __init__(self, partitions: AssignedPartitions, *, has_manual_ack: bool) -> None:
         self.polled = PolledRecords()
         self.sink: RecordSink | None = None
         self.due_at: int | None = None
@@ -92,7 +92,7 @@ class DeliveryProgress:
         """Number of records delivered to a sink; None before the first delivery, and if the user polls."""
         self.next_poll = AutoResetEvent()
         self.progress_made = AutoResetEvent()
-        self._positions = positions
+        self._partitions = partitions
         self._loop = asyncio.get_running_loop()
         self._current: RecordSlice | None = None
         """Current slice: the slice from which a polling user takes records."""
@@ -129,12 +129,12 @@ class DeliveryProgress:
     @property
     def unacknowledged_count(self) -> int:
         """Number of delivered records that the user has not acknowledged (``ack="manual"``); 0 with ``ack="auto"``."""
-        return sum(len(partition.unacknowledged) for partition in self._positions) if self.has_manual_ack else 0
+        return sum(len(partition.unacknowledged) for partition in self._partitions) if self.has_manual_ack else 0
 
     @property
     def unacknowledged_records(self) -> list[Record]:
         """Delivered records that the user has not acknowledged, with ``ack="manual"``; without Arrow rows."""
-        records = (record for partition in self._positions for record in partition.unacknowledged.values())
+        records = (record for partition in self._partitions for record in partition.unacknowledged.values())
         return [record for record in records if isinstance(record, Record)]
 
     def give_back(self) -> tuple[RecordSlice, list[Record]] | None:
@@ -223,7 +223,7 @@ class DeliveryProgress:
     def _acknowledge_rows(self, batch: ArrowBatch) -> bool:
         count = 0
         for topic_partition, offsets in offsets_of(batch):
-            partition = self._positions.get(topic_partition)
+            partition = self._partitions.get(topic_partition)
             if partition is None or partition.progress is None:
                 continue
             for offset in offsets:
@@ -237,7 +237,7 @@ class DeliveryProgress:
         return count > 0
 
     def _acknowledge_alone(self, record: Record) -> bool:
-        partition = self._positions.get(record.topic_partition)
+        partition = self._partitions.get(record.topic_partition)
         if partition is None or partition.unacknowledged.get(record.offset) is not record:
             return False
         assert partition.progress is not None
@@ -258,7 +258,7 @@ class DeliveryProgress:
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         gone = frozenset(partitions)
         self.polled.drop(gone)
-        for partition in self._positions.of(gone):
+        for partition in self._partitions.of(gone):
             partition.unacknowledged = {}
         if self.sink is not None:
             for topic_partition in gone:
@@ -268,7 +268,7 @@ class DeliveryProgress:
     def close(self) -> None:
         """Deliver no more records; records in flight stay unfinished."""
         if self._polled_sink is not None:
-            for partition in self._positions:
+            for partition in self._partitions:
                 self.halt(partition)
         self.polled.close()
 
@@ -276,7 +276,7 @@ class DeliveryProgress:
         """Wait until no record of ``partitions`` is in flight, and return the partitions that still have some."""
         wanted = frozenset(partitions)
         while True:
-            held = frozenset(p.topic_partition for p in self._positions.of(wanted) if p.has_in_flight)
+            held = frozenset(p.topic_partition for p in self._partitions.of(wanted) if p.has_in_flight)
             if not held or self._loop.time() >= until:
                 return held
             await self.progress_made.wait(until)
@@ -291,7 +291,7 @@ class DeliveryProgress:
         partition.
         """
         if self._delivered_to_sink is not None:
-            return self._delivered_to_sink - sum((one.delivered or 0) - (one.finished or 0) for one in self._positions)
+            return self._delivered_to_sink - sum((one.delivered or 0) - (one.finished or 0) for one in self._partitions)
         return self._acknowledged if self.has_manual_ack else self.polled.count_taken - self.polled.count_in_flight
 
     def _check_due(self) -> None:
@@ -301,7 +301,8 @@ class DeliveryProgress:
             self.on_due()
 
     @property
-    def partition(self) -> TopicPartition | None:
+    def topic_partition(self) -> TopicPartition | None:
+        """Partition of the current slice of a polling user; None without one."""
         return None if self.polled.current is None else self.polled.current.partition
 
     @property

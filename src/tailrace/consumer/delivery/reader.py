@@ -177,9 +177,9 @@ class Reader:
     """
 
     def __init__(self, parts: ConsumerParts) -> None:
-        self._parts, self._positions, self._space = parts, parts.positions, parts.positions.space
+        self._parts, self._partitions, self._space = parts, parts.partitions, parts.partitions.space
         self.maps = OffsetMapWatch(parts)
-        self.delivery = DeliveryProgress(parts.positions, has_manual_ack=parts.config.ack == "manual")
+        self.delivery = DeliveryProgress(parts.partitions, has_manual_ack=parts.config.ack == "manual")
         self.next_poll = self.delivery.next_poll
         self.wakeup = AutoResetEvent()
         self.waiting_for_room: set[AutoResetEvent] = set()
@@ -363,8 +363,8 @@ class Reader:
             unreadable.update()
         most, limit = self._parts.config.max_queued_records, self.delivery.slice_limit
 
-        def limited_room_of(partition: TopicPartition) -> int:
-            room = min(room_of(partition), most)
+        def limited_room_of(topic_partition: TopicPartition) -> int:
+            room = min(room_of(topic_partition), most)
             return limit(room) if room > 0 else 0
 
         try:
@@ -506,7 +506,7 @@ class Reader:
         return None, 0
 
     def _may_decompress(self, room_of: RoomOf | None) -> bool:
-        return self._positions.has_room_to_decompress(
+        return self._partitions.has_room_to_decompress(
             lambda one: (room_of is None or room_of(one.topic_partition) > 0) and self.is_readable(one)
         )
 
@@ -623,8 +623,8 @@ class Reader:
         """
         self._skip_empty()
         found, has_room, is_full = 0, False, False
-        share = self._space.share_of(len(self._positions))
-        for partition in self._positions:
+        share = self._space.share_of(len(self._partitions))
+        for partition in self._partitions:
             is_wanted = partitions is None or partition.topic_partition in partitions
             if not is_wanted or not self.is_readable(partition):
                 continue
@@ -643,7 +643,7 @@ class Reader:
 
         ``_slice_in_turn`` skips them, too, but is not called during a wait for many records.
         """
-        for partition in self._positions:
+        for partition in self._partitions:
             while partition.batches and partition.batches[0].is_empty and self.is_readable(partition):
                 batch = partition.batches[0]
                 partition.remove_first()
@@ -669,12 +669,12 @@ class Reader:
 
     def halt(self, partitions: Iterable[TopicPartition]) -> None:
         """Deliver no more records of ``partitions``; records in flight stay in flight."""
-        for partition in self._positions.of(partitions):
+        for partition in self._partitions.of(partitions):
             self.delivery.halt(partition)
         self._put_back_if_not_readable()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        for partition in self._positions.of(partitions):
+        for partition in self._partitions.of(partitions):
             partition.is_paused = True
         self._put_back_if_not_readable()
         # The buffered batches of paused partitions may be dropped now if other partitions have no room.
@@ -682,14 +682,14 @@ class Reader:
 
     def subscribe(self, is_subscribed: Callable[[str], object] | None) -> None:
         """Deliver only records of topics for which ``is_subscribed`` is true; None delivers those of all topics."""
-        self._positions.subscribe(is_subscribed)
+        self._partitions.subscribe(is_subscribed)
         self._put_back_if_not_readable()
         self.recheck()
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         gone = set(partitions)
         self.delivery.drop(gone)
-        for partition in self._positions.of(gone):
+        for partition in self._partitions.of(gone):
             self.maps.drop(partition)
             partition.drop_batches()
         self.note_room()
@@ -757,17 +757,21 @@ class Reader:
 
     def _check(self, partitions: PartitionFilter) -> None:
         self.raise_failure()
-        if partitions is not None and not any(one in self._positions for one in partitions):
+        if partitions is not None and not any(one in self._partitions for one in partitions):
             names = ", ".join(sorted(map(str, partitions)))
             raise ConsumerStateError(f"{names} is not assigned to this consumer - await assigned() before reading it")
 
     def _put_back_unless_in(self, partitions: PartitionFilter) -> None:
-        if partitions is not None and self.delivery.partition is not None and self.delivery.partition not in partitions:
+        if (
+            partitions is not None
+            and self.delivery.topic_partition is not None
+            and self.delivery.topic_partition not in partitions
+        ):
             self._put_back_current()
 
     def _put_back_if_not_readable(self) -> None:
-        topic_partition = self.delivery.partition
-        partition = None if topic_partition is None else self._positions.get(topic_partition)
+        topic_partition = self.delivery.topic_partition
+        partition = None if topic_partition is None else self._partitions.get(topic_partition)
         if topic_partition is not None and (partition is None or not self.is_readable(partition)):
             self._put_back_current()
 

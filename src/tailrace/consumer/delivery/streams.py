@@ -39,9 +39,9 @@ class RecordStream(Protocol[KeyT_co, ValueT_co]):
 class PartitionStream:
     """Records of one partition while it is assigned; see ``RecordStream``."""
 
-    def __init__(self, streams: Streams, position: Partition, size: int) -> None:
-        self._partition = position.topic_partition
-        self._streams, self._position, self._size = streams, position, size
+    def __init__(self, streams: Streams, assigned: Partition, size: int) -> None:
+        self._partition = assigned.topic_partition
+        self._streams, self._assigned, self._size = streams, assigned, size
         self._parts, self._reader = streams.parts, streams.reader
         self._lease: Lease | None = None
         """Lease of the current slice."""
@@ -89,7 +89,7 @@ class PartitionStream:
         while True:
             if self._reader.is_over():
                 raise StopAsyncIteration
-            if self._parts.positions.get(self.partition) is not self._position:
+            if self._parts.partitions.get(self.partition) is not self._assigned:
                 self._reader.raise_failure()
                 raise StopAsyncIteration
             if not self._count_left:
@@ -102,7 +102,7 @@ class PartitionStream:
 
     def _take(self) -> AnyRecord | None:
         """Take the next record of the lease and return it; None if there is none, or delivery is paused."""
-        if self._lease is None or self._position.is_held_back:
+        if self._lease is None or self._assigned.is_held_back:
             return None
         return next(self._lease.left, None)
 
@@ -121,7 +121,7 @@ class PartitionStream:
         """True if a record is in flight, or can be polled without waiting."""
         if self._lease is None:
             return False
-        return self._lease.count_in_flight > 0 or (self._count_left > 0 and not self._position.is_held_back)
+        return self._lease.count_in_flight > 0 or (self._count_left > 0 and not self._assigned.is_held_back)
 
     def halt(self) -> None:
         """Deliver no more records, and leave the undelivered records to the partition's next owner."""
@@ -141,7 +141,7 @@ class Streams:
     """
 
     def __init__(self, parts: ConsumerParts, reader: Reader) -> None:
-        self.parts, self._positions, self.reader = parts, parts.positions, reader
+        self.parts, self._partitions, self.reader = parts, parts.partitions, reader
         self._streams: dict[TopicPartition, PartitionStream] = {}
         self._opened_assignments: set[int] = set()
         """Assignment numbers (``Partition.assignment``) that have a stream."""
@@ -157,17 +157,17 @@ class Streams:
         while True:
             if self.reader.is_over():
                 raise StopAsyncIteration
-            for position in self._positions:
-                if position.assignment not in self._opened_assignments:
-                    return position.topic_partition, self._open_stream(position)
+            for assigned in self._partitions:
+                if assigned.assignment not in self._opened_assignments:
+                    return assigned.topic_partition, self._open_stream(assigned)
             await self.wait_for_wakeup()
 
-    def _open_stream(self, position: Partition) -> PartitionStream:
-        self._opened_assignments = {one.assignment for one in self._positions} & self._opened_assignments | {
-            position.assignment
+    def _open_stream(self, assigned: Partition) -> PartitionStream:
+        self._opened_assignments = {one.assignment for one in self._partitions} & self._opened_assignments | {
+            assigned.assignment
         }
-        size = max(1, min(500, self.parts.config.max_queued_records // max(1, len(self._positions))))
-        stream = self._streams[position.topic_partition] = PartitionStream(self, position, size)
+        size = max(1, min(500, self.parts.config.max_queued_records // max(1, len(self._partitions))))
+        stream = self._streams[assigned.topic_partition] = PartitionStream(self, assigned, size)
         return stream
 
     # ---- for the streams ---------------------------------------------------------------------------------------
@@ -197,12 +197,12 @@ class Streams:
         streams = self._streams.values()
         return not any(one.is_waiting for one in streams) and (has_buffered or any(one.awaits_poll for one in streams))
 
-    def halt(self, partition: TopicPartition) -> None:
-        if (stream := self._streams.get(partition)) is not None:
+    def halt(self, topic_partition: TopicPartition) -> None:
+        if (stream := self._streams.get(topic_partition)) is not None:
             stream.halt()
 
-    def drop(self, partition: TopicPartition) -> None:
-        if (stream := self._streams.get(partition)) is not None:
+    def drop(self, topic_partition: TopicPartition) -> None:
+        if (stream := self._streams.get(topic_partition)) is not None:
             stream.drop()
 
     def acknowledge(self, record: AnyRecord) -> bool:

@@ -36,7 +36,7 @@ class UnreadableBatches:
     """
 
     def __init__(self, policy: OnCorruptBatch, parts: ConsumerParts) -> None:
-        self._policy, self._parts, self._positions = policy, parts, parts.positions
+        self._policy, self._parts, self._partitions = policy, parts, parts.partitions
         self._observer, self._group_id = parts.observer, parts.config.group_id
         self._loop = asyncio.get_running_loop()
         self.is_waiting = False
@@ -45,7 +45,7 @@ class UnreadableBatches:
     @property
     def next_retry_at(self) -> float | None:
         """Time of the event loop at which ``update`` must be called; None for no such time."""
-        waiting = [one.unreadable for one in self._positions if one.fetched is None]
+        waiting = [one.unreadable for one in self._partitions if one.fetched is None]
         return min((batch.retry_at for batch in waiting if batch is not None), default=None)
 
     def handle(self, error: UnreadableBatchError) -> None:
@@ -56,7 +56,7 @@ class UnreadableBatches:
         """
         if self._policy == "stop":
             raise error
-        partition = self._positions.get(error.partition)
+        partition = self._partitions.get(error.partition)
         if partition is None or (offset := partition.delivered) is None:
             return
         partition.drop_batches()
@@ -74,7 +74,7 @@ class UnreadableBatches:
     def update(self) -> None:
         """Fetch the batches whose next attempt is due, and note the partitions that could be read on."""
         now, self.is_waiting = self._loop.time(), False
-        for partition in self._positions:
+        for partition in self._partitions:
             batch = partition.unreadable
             if batch is None:
                 continue

@@ -89,20 +89,20 @@ __all__ = [
     "FetchesInFlight",
     "connection_name",
     "fault_of",
-    "positions_without_fetch",
+    "partitions_without_fetch",
     "size_error",
 ]
 
 # ---- refresh of the end offsets of partitions that are not fetched, for statistics and metrics -----------------------
 
 
-def positions_without_fetch(positions: Iterable[Partition], in_flight: Iterable[FetchPlan]) -> list[Partition]:
-    """Return the positions of partitions that no fetch in flight includes, for example because they are paused.
+def partitions_without_fetch(partitions: Iterable[Partition], in_flight: Iterable[FetchPlan]) -> list[Partition]:
+    """Return the partitions that no fetch in flight includes, for example because they are paused.
 
     The answer to a fetch in flight reports the end offset of its partitions when it changes.
     """
-    requested = {partition for plan in in_flight for partition in plan.partitions}
-    return [one for one in positions if one.is_fetchable and one.topic_partition not in requested]
+    requested = {topic_partition for plan in in_flight for topic_partition in plan.partitions}
+    return [one for one in partitions if one.is_fetchable and one.topic_partition not in requested]
 
 
 _INTERVAL_S = 5.0
@@ -133,17 +133,18 @@ class EndOffsetRefresher:
             await asyncio.sleep(_INTERVAL_S)
             if self._is_read:
                 self._is_read = False
-                await self._refresh(positions_without_fetch(self._parts.positions, self._in_flight()))
+                await self._refresh(partitions_without_fetch(self._parts.partitions, self._in_flight()))
 
-    async def _refresh(self, positions: Iterable[Partition]) -> None:
-        by_leader_id, _ = group_by_leader(self._parts.cluster, [one.topic_partition for one in positions])
+    async def _refresh(self, partitions: Iterable[Partition]) -> None:
+        by_leader_id, _ = group_by_leader(self._parts.cluster, [one.topic_partition for one in partitions])
         async with anyio.create_task_group() as tasks:
-            for leader_id, partitions in by_leader_id.items():
-                tasks.start_soon(self._request, leader_id, partitions)
+            for leader_id, topic_partitions in by_leader_id.items():
+                tasks.start_soon(self._request, leader_id, topic_partitions)
 
-    async def _request(self, leader_id: int, partitions: list[TopicPartition]) -> None:
+    async def _request(self, leader_id: int, topic_partitions: list[TopicPartition]) -> None:
         before = {
-            one.topic_partition: (one.epoch, one.last_stable_offset) for one in self._parts.positions.of(partitions)
+            one.topic_partition: (one.epoch, one.last_stable_offset)
+            for one in self._parts.partitions.of(topic_partitions)
         }
         try:
             found, refused = await list_offsets_of_leader(
@@ -157,7 +158,7 @@ class EndOffsetRefresher:
             return  # The next interval repeats the request. Fetches from this broker report the failure.
         if refused:
             self._parts.metadata_refresher.ask()
-        for partition in self._parts.positions.of(found):
+        for partition in self._parts.partitions.of(found):
             # The answer is outdated if a fetch was answered meanwhile, or the partition was assigned again.
             if before[partition.topic_partition] == (partition.epoch, partition.last_stable_offset):
                 partition.last_stable_offset = found[partition.topic_partition].offset
@@ -286,8 +287,8 @@ class Fetcher:
         name: str = "",
     ) -> None:
         self._parts, self._start_positions, self._policy = parts, start_positions, start_positions.policy
-        self._cluster, self._positions, self._sources = parts.cluster, parts.positions, FetchSources(parts.positions)
-        self._space, self._reader, self._observer = parts.positions.space, reader, parts.observer
+        self._cluster, self._partitions, self._sources = parts.cluster, parts.partitions, FetchSources(parts.partitions)
+        self._space, self._reader, self._observer = parts.partitions.space, reader, parts.observer
         self._name = name
         self._decoding = Decoding(parts)
         self._backoff = Backoff.of_ms(parts.config.retry_backoff_ms, parts.config.retry_backoff_max_ms)
@@ -315,7 +316,7 @@ class Fetcher:
         async with anyio.create_task_group() as tasks:
             while True:
                 self._start_loops(tasks)
-                await self._wakeup.wait(sources_change_at(self._positions, self._loop.time()))
+                await self._wakeup.wait(sources_change_at(self._partitions, self._loop.time()))
                 for connection, flight in self._loops.items():
                     flight.wakeup.set()
                     flight.added_wakeup.set()
@@ -440,10 +441,10 @@ class Fetcher:
         """
         plan = self._new_plan(connection)
         made_room = self._drop_excess_batches(plan.overdrawn)
-        for partition in self._positions.of(plan.recreated):
+        for partition in self._partitions.of(plan.recreated):
             self._reset_position(partition, self._policy.start_of_added(partition.topic_partition))
         if plan.unassigned:
-            self._back_off(self._positions.of(plan.unassigned))
+            self._back_off(self._partitions.of(plan.unassigned))
             self._parts.metadata_refresher.ask()
         if not made_room and not plan.recreated and not plan.unassigned:
             return plan
@@ -454,8 +455,8 @@ class Fetcher:
 
         The dropped batches are fetched again when their partition has room.
         """
-        share, made_room = self._space.share_of(len(self._positions)), False
-        for partition in self._positions.of(overdrawn):
+        share, made_room = self._space.share_of(len(self._partitions)), False
+        for partition in self._partitions.of(overdrawn):
             # A partition that is not paused keeps batches of its share, because they would be fetched again at once.
             if partition.cut(share, 0 if partition.is_paused else share):
                 made_room = True
@@ -476,7 +477,7 @@ class Fetcher:
             self._reader.waiting_for_room.discard(wakeup)
 
     def _in_session(self, session: FetchSession, plan: FetchPlan) -> SessionPart:
-        requested = self._positions.of(plan.partitions)
+        requested = self._partitions.of(plan.partitions)
         if any(one.high_watermark is None and session.knows(one.topic_partition) for one in requested):
             # The partition was reassigned after it was added to the session. In a session the broker sends a high
             # watermark only when it changes; in a new session, it sends all of them at once.
@@ -512,7 +513,7 @@ class Fetcher:
         is_connected = isinstance(error, RequestTimedOutError | MalformedMessageError)
         action = FetchErrorAction.RETRY if is_connected else FetchErrorAction.REFRESH_METADATA
         self._report_failure(node_id, None, error, action, failures - 1)
-        for partition in self._positions.of(plan.partitions):
+        for partition in self._partitions.of(plan.partitions):
             # If a preferred replica fails, the partition is fetched from the leader again (KIP-392).
             partition.preferred_read_replica = None
         self._parts.metadata_refresher.ask()
@@ -546,14 +547,14 @@ class Fetcher:
         if answer.error_code:
             failure = broker_error(answer.error_code, f"broker {node_id} refused the whole fetch")
             self._observer.emit(FetchFailed(f"broker {node_id}", None, str(failure), failure))
-            self._back_off(self._positions.of(plan.partitions))
+            self._back_off(self._partitions.of(plan.partitions))
             return counts
         # A UUID is slow to hash, so the id of a topic is hashed once, and not for each partition.
         ids = {fetch.topic: fetch.topic_id for fetch in plan.partitions.values()}
         names = {topic_id: topic for topic, topic_id in ids.items()}
         for fetched in answer.partitions:
             topic = fetched.topic or names.get(fetched.topic_id, "")
-            partition = self._positions.get(TopicPartition(topic, fetched.partition))
+            partition = self._partitions.get(TopicPartition(topic, fetched.partition))
             if partition is None or not plan.is_valid_for(partition):
                 continue
             if fetched.error_code:
@@ -599,14 +600,14 @@ class Fetcher:
     def _report_failure(
         self,
         node_id: int,
-        partition: TopicPartition | None,
+        topic_partition: TopicPartition | None,
         error: str | Exception,
         action: FetchErrorAction,
         failures: int,
     ) -> None:
         kind = FetchInterrupted if is_interruption(action, failures) else FetchFailed
         exception = error if isinstance(error, Exception) else None
-        self._observer.emit(kind(f"broker {node_id}", partition, str(error), exception))
+        self._observer.emit(kind(f"broker {node_id}", topic_partition, str(error), exception))
 
     def _reset_position(self, partition: Partition, at: StartPoint) -> None:
         """Reset a position that is out of range, or whose topic was recreated, to the start point ``at``.
@@ -720,9 +721,9 @@ class Fetcher:
             error = CorruptRecordError(topic_partition, offset, next_offset, reason)
             partition.put(BufferedBatch(next_offset or offset + 1, error=error))
 
-    def _back_off(self, positions: Iterable[Partition]) -> None:
+    def _back_off(self, partitions: Iterable[Partition]) -> None:
         now = self._loop.time()
-        for partition in positions:
+        for partition in partitions:
             partition.back_off(now + self._backoff.pause_s(partition.failures + 1, random.random()))  # noqa: S311
 
 

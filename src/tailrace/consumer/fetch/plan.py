@@ -109,31 +109,31 @@ class FetchSource:
 class FetchSources:
     """Sources of the assigned partitions, which are looked up again when the metadata or the assignment changes."""
 
-    def __init__(self, positions: AssignedPartitions) -> None:
-        self._positions = positions
+    def __init__(self, partitions: AssignedPartitions) -> None:
+        self._partitions = partitions
         self._topology: ClusterMetadata | None = None
         self._version = -1
         self._sources: Sequence[FetchSource] = ()
 
     def at(self, topology: ClusterMetadata) -> Sequence[FetchSource]:
         """Return the source of each assigned partition, according to ``topology``."""
-        if self._topology is not topology or self._version != self._positions.version:
-            self._topology, self._version = topology, self._positions.version
+        if self._topology is not topology or self._version != self._partitions.version:
+            self._topology, self._version = topology, self._partitions.version
             self._sources = [
                 FetchSource(
                     one, topology, topology.leader(one.topic_partition), topology.topic_id(one.topic_partition.topic)
                 )
-                for one in self._positions
+                for one in self._partitions
             ]
         return self._sources
 
 
-def sources_change_at(positions: Iterable[Partition], now: float) -> float | None:
+def sources_change_at(partitions: Iterable[Partition], now: float) -> float | None:
     """Return the time at which the first preferred read replica expires, so that the leader is used again.
 
     Return None if no preferred read replica is in use.
     """
-    named = (one.preferred_read_replica_until for one in positions if one.preferred_read_replica is not None)
+    named = (one.preferred_read_replica_until for one in partitions if one.preferred_read_replica is not None)
     return min((until for until in named if until > now), default=None)
 
 
@@ -284,7 +284,7 @@ class FetchPlan:
 
     partitions: Mapping[TopicPartition, FetchPartition]
     epochs: Mapping[TopicPartition, int]
-    """Assignment epochs of the positions, to recognize an outdated answer."""
+    """Assignment epochs of the partitions, to recognize an outdated answer."""
     max_bytes: int
     """Maximum size of the answer in bytes."""
     lacks_room: bool
@@ -413,8 +413,8 @@ def make_plan(
 
 def _overdrawn(sources: Sequence[FetchSource], space: BufferSpace) -> tuple[TopicPartition, ...]:
     share = space.share_of(len(sources))
-    positions = (source.partition for source in sources)
-    return tuple(one.topic_partition for one in positions if one.fetched is not None and one.buffered_bytes > share)
+    partitions = (source.partition for source in sources)
+    return tuple(one.topic_partition for one in partitions if one.fetched is not None and one.buffered_bytes > share)
 
 
 @dataclass(slots=True)

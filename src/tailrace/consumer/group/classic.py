@@ -420,7 +420,10 @@ class ClassicMember(GroupMachine[ClassicState]):
         self._takeover = None
 
     def follow_rebalance(self, event: RebalanceCalled | JoinDue, now: float) -> ClassicState:
-        """Join the next generation, because the group rebalances, or because of a fault of the assignment."""
+        """Begin to join the next generation, because the group rebalances, or because of a fault of the assignment.
+
+        The member is assigned; ``_start_rejoin`` decides whether it first releases partitions.
+        """
         if isinstance(event, RebalanceCalled):
             self._reason = event.reason
         return self._start_rejoin(now)
@@ -437,8 +440,8 @@ class ClassicMember(GroupMachine[ClassicState]):
         self._reason = "partitions or topics were added or removed"
         return self._start_rejoin(now)
 
-    def rejoin(self, _event: GroupEvent, now: float) -> None:
-        """Remove the released partitions, and schedule a join for ``now``."""
+    def join_after_release(self, _event: GroupEvent, now: float) -> None:
+        """Remove the partitions that were released, and schedule a join for ``now``."""
         assert isinstance(self._awaited, Release)
         self.owned -= self._awaited.partitions
         self._ready -= self._awaited.partitions
@@ -454,7 +457,7 @@ class ClassicMember(GroupMachine[ClassicState]):
         """Schedule a join for ``now``; a member that is not cooperative first releases all partitions.
 
         The membership's loop calls ``handle_timer`` at once, whose JoinDue leads to ``join``. An eager member comes to
-        WAITING when its partitions are released (``rejoin``).
+        WAITING when its partitions are released (``join_after_release``).
         """
         return self._wait_until(now) if self._is_cooperative else self._release(self.owned)
 
@@ -672,7 +675,7 @@ def _rows() -> Iterator[Row[Any, ClassicState, Any]]:
     yield Row(assigned_states, (RebalanceCalled, JoinDue), step.follow_rebalance, state.WAITING, (state.RELEASING,))
     yield Row(assigned_states, Resubscribed, step.rejoin_with_topics, state.WAITING, (state.RELEASING,))
     yield Row((*assigned_states, state.RELEASING), loss_events, step.report_loss, state.RELEASING)
-    yield Row((state.RELEASING,), Released, step.rejoin, state.WAITING)
+    yield Row((state.RELEASING,), Released, step.join_after_release, state.WAITING)
     yield Row((state.WAITING, state.RELEASING, state.CLOSING), RebalanceCalled, step.ignore)
     yield Row(heartbeat_states, CoordinatorGone, step.find_coordinator)
     yield Row(heartbeat_states, RetryLater, step.retry_heartbeat)

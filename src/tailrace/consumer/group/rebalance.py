@@ -52,7 +52,7 @@ class Assignment:
     ) -> None:
         assert parts.config.group_id is not None
         self._group_id, self._config = parts.config.group_id, parts.config
-        self._parts, self._positions, self._observer = parts, parts.positions, parts.observer
+        self._parts, self._partitions, self._observer = parts, parts.partitions, parts.observer
         self.reader, self._committer, self._consumer = offset_resetter.reader, committer, consumer
         self._start_positions, self._offset_resetter = offset_resetter.start_positions, offset_resetter
         self.on_taken_over: Callable[[], None] = lambda: None
@@ -82,9 +82,9 @@ class Assignment:
         """
         added = effect.added
         self._note_positions(effect.kept)
-        self._positions.add(added)
-        for position in self._positions.of(added):
-            position.assigned_topic_id = effect.topic_ids.get(position.topic_partition.topic)
+        self._partitions.add(added)
+        for partition in self._partitions.of(added):
+            partition.assigned_topic_id = effect.topic_ids.get(partition.topic_partition.topic)
         # Partitions that were reported to the listener already have start positions, even after a canceled takeover.
         unreported = added - self._reported
         await self._start_at_committed_offsets(unreported)
@@ -92,7 +92,7 @@ class Assignment:
             # The start positions of the first assignment replace the committed offsets.
             self._parts.changed()
             timeout_s = self._config.max_poll_interval_ms / 1000
-            await self._offset_resetter.wait_until_found(self._positions.of(unreported), timeout_s, skip_delayed=True)
+            await self._offset_resetter.wait_until_found(self._partitions.of(unreported), timeout_s, skip_delayed=True)
             await self._committer.commit_automatically(unreported, timeout_s=self._commit_timeout_s, will_retry=True)
             self.resets_offsets = False
         self._observer.emit(PartitionsAssigned(self._group_id, added, effect.kept))
@@ -105,8 +105,8 @@ class Assignment:
             self._reported -= unreported
             raise
         await self._call_post_rebalance_callback()
-        for position in self._positions.of(added):
-            position.is_fetchable = True
+        for partition in self._partitions.of(added):
+            partition.is_fetchable = True
         self._positions_before.clear()
         self._parts.changed()
         self.on_taken_over()
@@ -187,17 +187,17 @@ class Assignment:
         committed = await committed_offsets(
             self._parts.cluster, self._group_id, partitions, timeout_s=self._config.max_poll_interval_ms / 1000
         )
-        for position in self._positions.of(partitions):
+        for partition in self._partitions.of(partitions):
             # A seek of the user, or a takeover that was canceled, may have set a start.
-            if not position.has_start:
+            if not partition.has_start:
                 start = self._start_positions.policy.start_of_subscribed(
-                    position.topic_partition,
+                    partition.topic_partition,
                     self._parts.cluster.topology,
-                    committed.get(position.topic_partition),
-                    self._released.pop(position.topic_partition, (None, None)),
+                    committed.get(partition.topic_partition),
+                    self._released.pop(partition.topic_partition, (None, None)),
                     ignores_committed=self.resets_offsets,
                 )
-                self._start_positions.set_start(position, start)
+                self._start_positions.set_start(partition, start)
 
     @property
     def _may_commit_in_flight(self) -> bool:
@@ -222,13 +222,15 @@ class Assignment:
         return reported
 
     def _note_positions(self, partitions: Iterable[TopicPartition]) -> None:
-        for position in self._positions.of(partitions):
-            self._positions_before[position.topic_partition] = position.next_offset
+        for partition in self._partitions.of(partitions):
+            self._positions_before[partition.topic_partition] = partition.next_offset
 
     def _remove(self, partitions: Partitions) -> None:
         self.reader.drop(partitions)
-        self._released |= {one.topic_partition: (one.topic_id, one.committed) for one in self._positions.of(partitions)}
-        self._positions.remove(partitions)
+        self._released |= {
+            one.topic_partition: (one.topic_id, one.committed) for one in self._partitions.of(partitions)
+        }
+        self._partitions.remove(partitions)
         self._parts.changed()
 
     # ---- the user's callbacks ------------------------------------------------------------------------------------
@@ -239,22 +241,22 @@ class Assignment:
         if callback is None:
             return
         old = MappingProxyType(dict(self._positions_before))
-        new = MappingProxyType({position.topic_partition: position.next_offset for position in self._positions})
+        new = MappingProxyType({partition.topic_partition: partition.next_offset for partition in self._partitions})
         overrides = await self._call("post_rebalance_callback", callback, self._consumer, old, new)
         if overrides is not None and not isinstance(overrides, Mapping):
             raise RebalanceError(
                 f"post_rebalance_callback returned {overrides!r} - return None or a mapping of partitions to offsets"
             )
-        for partition, offset in (overrides or {}).items():
-            if (position := self._positions.get(partition)) is None:
+        for topic_partition, offset in (overrides or {}).items():
+            if (partition := self._partitions.get(topic_partition)) is None:
                 reason = "the partition is not assigned to this consumer"
             elif not is_offset(offset):
                 reason = "an offset must be an integer, 0 or more"
             else:
                 # On a kept partition this is a seek.
-                self._start_positions.drop_and_set_start(position, offset)
+                self._start_positions.drop_and_set_start(partition, offset)
                 continue
-            self._observer.emit(OffsetOverrideRejected(partition, offset, reason))
+            self._observer.emit(OffsetOverrideRejected(topic_partition, offset, reason))
 
     async def _call_listener(self, name: str, partitions: Partitions) -> None:
         callback = getattr(self._config.rebalance_listener, name, None)

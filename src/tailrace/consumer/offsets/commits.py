@@ -95,13 +95,13 @@ class Commits:
     """Content of the commits of one consumer.
 
     Args:
-        positions: state of the assigned partitions.
+        partitions: state of the assigned partitions.
         max_bytes: limit of the metadata of one offset; 0 to commit no offset maps.
         writer: name of this consumer, which is committed with its offset maps.
     """
 
-    def __init__(self, positions: AssignedPartitions, *, max_bytes: int = 4_096, writer: str = "") -> None:
-        self.positions = positions
+    def __init__(self, partitions: AssignedPartitions, *, max_bytes: int = 4_096, writer: str = "") -> None:
+        self.partitions = partitions
         self._max_bytes, self._writer = max_bytes, writer
 
     def snapshot(
@@ -114,18 +114,20 @@ class Commits:
             is_automatic: True to leave out partitions in which no record was finished since the user committed another
                 offset.
         """
-        among = self.positions if partitions is None else self.positions.of(partitions)
+        among = self.partitions if partitions is None else self.partitions.of(partitions)
         offsets, notes = {}, {}
-        for position in among:
-            is_due = position.is_commit_due if is_automatic else position.is_uncommitted
-            if not is_due and not self._is_map_due(position):
+        for partition in among:
+            is_due = partition.is_commit_due if is_automatic else partition.is_uncommitted
+            if not is_due and not self._is_map_due(partition):
                 continue
-            assert position.finished is not None
-            offset, offset_map = position.to_commit() if self._max_bytes else (position.finished, None)
-            user_text = position.committed_metadata if offset == position.committed else ""
-            given = OffsetAndMetadata(offset, user_text, position.delivered_epoch)
-            partition = position.topic_partition
-            offsets[partition], notes[partition] = self._entry(partition, given, offset_map, position)
+            assert partition.finished is not None
+            offset, offset_map = partition.to_commit() if self._max_bytes else (partition.finished, None)
+            user_text = partition.committed_metadata if offset == partition.committed else ""
+            given = OffsetAndMetadata(offset, user_text, partition.delivered_epoch)
+            topic_partition = partition.topic_partition
+            offsets[topic_partition], notes[topic_partition] = self._entry(
+                topic_partition, given, offset_map, partition
+            )
         return CommitSnapshot(offsets, notes)
 
     def snapshot_of(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitSnapshot:
@@ -134,12 +136,14 @@ class Commits:
         An offset that equals the finished offset of its partition is committed with the offset map of the partition.
         """
         entries, notes = {}, {}
-        for partition, given in offsets.items():
-            position = self.positions.get(partition)
+        for topic_partition, given in offsets.items():
+            partition = self.partitions.get(topic_partition)
             offset_map = None
-            if position is not None and position.finished == given.offset and self._max_bytes:
-                offset_map = position.offset_map
-            entries[partition], notes[partition] = self._entry(partition, given, offset_map, position)
+            if partition is not None and partition.finished == given.offset and self._max_bytes:
+                offset_map = partition.offset_map
+            entries[topic_partition], notes[topic_partition] = self._entry(
+                topic_partition, given, offset_map, partition
+            )
         return CommitSnapshot(entries, notes, is_chosen=True)
 
     def without_map(self, entry: CommitOffset, note: CommitNote) -> CommitOffset | None:
@@ -149,10 +153,10 @@ class Commits:
 
     def _entry(
         self,
-        partition: TopicPartition,
+        topic_partition: TopicPartition,
         given: OffsetAndMetadata,
         offset_map: OffsetMap | None,
-        position: Partition | None,
+        partition: Partition | None,
     ) -> tuple[CommitOffset, CommitNote]:
         """Return the commit of one partition, whose metadata contains the user's text and the offset map."""
         writer = "" if offset_map is None else self._writer
@@ -160,29 +164,29 @@ class Commits:
         epoch = -1 if given.leader_epoch is None else given.leader_epoch
         note = CommitNote(given.metadata, offset_map, encoded.is_map_dropped)
         topic_id = NO_TOPIC_ID
-        if position is not None:
-            note = CommitNote(*note[:3], position.epoch, position.assignment, position.moves, position.finished)
-            topic_id = position.topic_id or NO_TOPIC_ID
-            if position.finished == given.offset:
-                position.map_fill.note_encoded(encoded)
-        return CommitOffset(*partition, given.offset, epoch, encoded.text, topic_id), note
+        if partition is not None:
+            note = CommitNote(*note[:3], partition.epoch, partition.assignment, partition.moves, partition.finished)
+            topic_id = partition.topic_id or NO_TOPIC_ID
+            if partition.finished == given.offset:
+                partition.map_fill.note_encoded(encoded)
+        return CommitOffset(*topic_partition, given.offset, epoch, encoded.text, topic_id), note
 
-    def _is_map_due(self, position: Partition) -> bool:
-        is_committed = position.finished is not None and position.finished == position.committed
-        return is_committed and (position.offset_map if self._max_bytes else None) != position.committed_map
+    def _is_map_due(self, partition: Partition) -> bool:
+        is_committed = partition.finished is not None and partition.finished == partition.committed
+        return is_committed and (partition.offset_map if self._max_bytes else None) != partition.committed_map
 
     def released_since(self, snapshot: CommitSnapshot) -> frozenset[TopicPartition]:
         """Return the partitions of ``snapshot`` that were revoked or lost since; other members may commit them now."""
         released = set()
-        for partition, note in snapshot.notes.items():
-            position = self.positions.get(partition)
-            if note.assignment is not None and (position is None or position.assignment != note.assignment):
-                released.add(partition)
+        for topic_partition, note in snapshot.notes.items():
+            partition = self.partitions.get(topic_partition)
+            if note.assignment is not None and (partition is None or partition.assignment != note.assignment):
+                released.add(topic_partition)
         return frozenset(released)
 
     def unchanged_since(self, snapshot: CommitSnapshot) -> frozenset[TopicPartition]:
         """Return the partitions of ``snapshot`` that have the same epoch and are not about to be revoked."""
-        now = {one.topic_partition: one.epoch for one in self.positions.of(snapshot.notes) if not one.is_halted}
+        now = {one.topic_partition: one.epoch for one in self.partitions.of(snapshot.notes) if not one.is_halted}
         return frozenset(one for one, epoch in now.items() if epoch == snapshot.notes[one].epoch)
 
     def note_stored(
@@ -196,15 +200,15 @@ class Commits:
         For partitions in ``without_text``, it has stored only the offset, because the metadata was too large. Their
         offset maps count as committed nevertheless, so that they are not committed again and again.
         """
-        for position in self.positions.of(partitions):
-            partition = position.topic_partition
-            offset, note = snapshot.offsets[partition].offset, snapshot.notes[partition]
-            user_text = "" if partition in without_text else note.user_text
-            is_current = note.epoch == position.epoch
+        for partition in self.partitions.of(partitions):
+            topic_partition = partition.topic_partition
+            offset, note = snapshot.offsets[topic_partition].offset, snapshot.notes[topic_partition]
+            user_text = "" if topic_partition in without_text else note.user_text
+            is_current = note.epoch == partition.epoch
             if not snapshot.is_chosen:
                 if is_current:
-                    position.note_committed(offset, user_text, note.offset_map)
+                    partition.note_committed(offset, user_text, note.offset_map)
             # Until the user moves the position, a chosen offset stays in force, even if the partition was assigned or
             # its start was found after the commit was sent.
-            elif note.assignment is None or (note.assignment, note.moves) == (position.assignment, position.moves):
-                position.note_chosen(offset, user_text, note.offset_map, note.finished if is_current else None)
+            elif note.assignment is None or (note.assignment, note.moves) == (partition.assignment, partition.moves):
+                partition.note_chosen(offset, user_text, note.offset_map, note.finished if is_current else None)

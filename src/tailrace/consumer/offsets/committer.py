@@ -92,7 +92,7 @@ class Committer:
         self.group_id = config.group_id
         self._cluster, self._observer = parts.cluster, parts.observer
         self._start_positions, self._reader = start_positions, start_positions.reader
-        self._commits = Commits(parts.positions, max_bytes=config.offset_metadata_max_bytes, writer=config.client_id)
+        self._commits = Commits(parts.partitions, max_bytes=config.offset_metadata_max_bytes, writer=config.client_id)
         self._identity, self._on_error = identity, on_error
         self._reactions = ErrorReactions(config.group_error_reactions)
         interval_ms = config.auto_commit_interval_ms if config.commits_automatically else None

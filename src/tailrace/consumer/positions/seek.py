@@ -55,12 +55,12 @@ def seek_targets(
     return {one: _target(positions[one], share, whence) for one, share in zip(partitions, shares, strict=True)}
 
 
-def _target(partition: int, share: int, whence: str) -> int | StartPoint:
+def _target(position: int, share: int, whence: str) -> int | StartPoint:
     match whence:
         case "offset":
             return share
         case "current":
-            return StartPoint(StartFrom.OFFSET, max(0, partition + share))
+            return StartPoint(StartFrom.OFFSET, max(0, position + share))
         case _:
             return StartPoint(StartFrom(whence), shift=share)
 
@@ -72,18 +72,18 @@ class Seek:
     """Moves the positions of assigned partitions."""
 
     def __init__(self, parts: ConsumerParts, offset_resetter: OffsetResetter) -> None:
-        self._parts, self._positions = parts, parts.positions
+        self._parts, self._partitions = parts, parts.partitions
         self._start_positions, self._offset_resetter = offset_resetter.start_positions, offset_resetter
 
-    def assigned_position(self, topic_partition: TopicPartition) -> Partition:
-        """Return the position of an assigned partition.
+    def assigned(self, topic_partition: TopicPartition) -> Partition:
+        """Return the state of an assigned partition.
 
         Raises:
             ConsumerStateError: the partition is not assigned.
         """
-        partition = self._positions.get(topic_partition)
+        partition = self._partitions.get(topic_partition)
         if partition is None:
-            owned = ", ".join(sorted(map(str, self._positions.partitions))) or "none"
+            owned = ", ".join(sorted(map(str, self._partitions.topic_partitions))) or "none"
             raise ConsumerStateError(
                 f"{topic_partition} is not assigned to this consumer; assigned partitions: {owned}"
             )
@@ -101,12 +101,12 @@ class Seek:
             OffsetOutOfRangeError: a partition has no position, and ``auto_offset_reset="none"``.
             RequestTimedOutError: a leader did not return the start offset in time.
         """
-        sought = [one for one in partitions if one in self._positions or not skip_unassigned]
-        wanted = [self.assigned_position(partition) for partition in sought]
+        sought = [one for one in partitions if one in self._partitions or not skip_unassigned]
+        wanted = [self.assigned(one) for one in sought]
         await self._offset_resetter.wait_until_found(wanted, self._parts.default_timeout_s)
         if skip_unassigned:
-            sought = [one.topic_partition for one in wanted if self._positions.get(one.topic_partition) is one]
-        return {partition: self._found_position(self.assigned_position(partition)) for partition in sought}
+            sought = [one.topic_partition for one in wanted if self._partitions.get(one.topic_partition) is one]
+        return {one: self._found_position(self.assigned(one)) for one in sought}
 
     async def seek(
         self, partitions: Iterable[TopicPartition], offset: object, whence: str, *, spread: bool
@@ -119,8 +119,8 @@ class Seek:
             RequestTimedOutError: a leader did not return its log's offsets in time.
         """
         sought = list(partitions)
-        for partition in sought:
-            self.assigned_position(partition)
+        for one in sought:
+            self.assigned(one)
         now = await self.positions(sought) if whence == "current" else dict.fromkeys(sought, 0)
         return await self.seek_to(seek_targets(now, offset, whence, spread=spread))
 
@@ -140,14 +140,14 @@ class Seek:
             OffsetOutOfRangeError: a partition has no committed offset, and ``auto_offset_reset`` is "none".
             RequestTimedOutError: a leader does not return an offset in time.
         """
-        before = {topic_partition: self.assigned_position(topic_partition).epoch for topic_partition in partitions}
+        before = {topic_partition: self.assigned(topic_partition).epoch for topic_partition in partitions}
         committed = await look_up(before)
         policy = self._start_positions.policy
         return await self.seek_to(
             {
                 topic_partition: policy.start_of_assigned(None, committed.get(topic_partition))
                 for topic_partition, epoch in before.items()
-                if (partition := self._positions.get(topic_partition)) is not None and partition.epoch == epoch
+                if (partition := self._partitions.get(topic_partition)) is not None and partition.epoch == epoch
             }
         )
 
@@ -161,12 +161,12 @@ class Seek:
             ConsumerStateError: a partition is not assigned.
             RequestTimedOutError: no leader returned its log's offsets in time.
         """
-        moved = {topic_partition: self.assigned_position(topic_partition) for topic_partition in to}
+        moved = {topic_partition: self.assigned(topic_partition) for topic_partition in to}
         for topic_partition, partition in moved.items():
             self._start_positions.drop_and_set_start(partition, to[topic_partition])
         self._parts.changed()
         await self._offset_resetter.wait_until_found(moved.values(), self._parts.default_timeout_s, skip_delayed=True)
-        owned = {one: partition for one, partition in moved.items() if self._positions.get(one) is partition}
+        owned = {one: partition for one, partition in moved.items() if self._partitions.get(one) is partition}
         delays = self._offset_resetter.delays
         found = {
             one: partition for one, partition in owned.items() if one not in delays or partition.delivered is not None

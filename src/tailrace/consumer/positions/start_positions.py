@@ -1,6 +1,6 @@
 """Start positions of partitions: after an assignment, a seek or an offset reset, and to read records again.
 
-``StartPolicy`` chooses the start of a partition. ``StartPositions`` sets it, which begins a new epoch of the position.
+``StartPolicy`` chooses the start of a partition. ``StartPositions`` sets it, which begins a new epoch of the partition.
 If the start is a point that only the leader can resolve, ``OffsetResetter`` looks up the offset, and sets it in the
 same epoch.
 """
@@ -154,7 +154,7 @@ class StartPolicy:
 
     def start_of_subscribed(
         self,
-        partition: TopicPartition,
+        topic_partition: TopicPartition,
         topology: ClusterMetadata,
         committed: OffsetAndMetadata | None = None,
         last_release: tuple[UUID | None, int | None] = (None, None),
@@ -164,7 +164,7 @@ class StartPolicy:
         """Return the start of a partition of a subscribed topic.
 
         Args:
-            partition: partition that is about to be read.
+            topic_partition: partition that is about to be read.
             topology: newest metadata of the cluster.
             committed: offset committed by the group; None if there is none.
             last_release: topic id and committed offset of the partition when it was last taken from this member; None
@@ -172,30 +172,32 @@ class StartPolicy:
                 offset is unchanged, the offset belongs to the deleted topic and is ignored.
             ignores_committed: True if ``reset_offset_on_start`` applies.
         """
-        if ignores_committed and self._uses_reset(partition):
+        if ignores_committed and self._uses_reset(topic_partition):
             return self.reset
         topic_id, offset = last_release
-        if committed is None or (committed.offset == offset and is_other_log(topic_id, partition, topology)):
-            return self._start_without_commit(partition, topology)
+        if committed is None or (committed.offset == offset and is_other_log(topic_id, topic_partition, topology)):
+            return self._start_without_commit(topic_partition, topology)
         return committed
 
-    def start_of_added(self, partition: TopicPartition) -> StartPoint:
+    def start_of_added(self, topic_partition: TopicPartition) -> StartPoint:
         """Return the start of a partition that was added, or whose topic was recreated, after the subscription."""
-        return _EARLIEST if self.reset.whence is StartFrom.LATEST else self.start_after_reset(partition)
+        return _EARLIEST if self.reset.whence is StartFrom.LATEST else self.start_after_reset(topic_partition)
 
-    def start_after_reset(self, partition: TopicPartition) -> StartPoint:
+    def start_after_reset(self, topic_partition: TopicPartition) -> StartPoint:
         """Return the start of a partition that has no position, or whose log does not contain its position."""
-        return self.reset if self._uses_reset(partition) else _EARLIEST
+        return self.reset if self._uses_reset(topic_partition) else _EARLIEST
 
-    def _start_without_commit(self, partition: TopicPartition, topology: ClusterMetadata) -> StartPoint:
-        topic_id, count = self._subscribed.get(partition.topic, (None, 0))
-        is_added = partition.partition >= count or is_other_log(topic_id, partition, topology)
+    def _start_without_commit(self, topic_partition: TopicPartition, topology: ClusterMetadata) -> StartPoint:
+        topic_id, count = self._subscribed.get(topic_partition.topic, (None, 0))
+        is_added = topic_partition.partition >= count or is_other_log(topic_id, topic_partition, topology)
         return (
-            self.start_of_added(partition) if self._has_subscribed and is_added else self.start_after_reset(partition)
+            self.start_of_added(topic_partition)
+            if self._has_subscribed and is_added
+            else self.start_after_reset(topic_partition)
         )
 
-    def _uses_reset(self, partition: TopicPartition) -> bool:
-        return partition.topic not in self._own_topics
+    def _uses_reset(self, topic_partition: TopicPartition) -> bool:
+        return topic_partition.topic not in self._own_topics
 
 
 # ---- start positions of partitions -----------------------------------------------------------------------------------
@@ -211,7 +213,7 @@ class StartPositions:
     """
 
     def __init__(self, parts: ConsumerParts, reader: Reader, policy: StartPolicy) -> None:
-        self._parts, self._positions, self.reader, self.policy = parts, parts.positions, reader, policy
+        self._parts, self._partitions, self.reader, self.policy = parts, parts.partitions, reader, policy
 
     def set_start(self, partition: Partition, start: Start, before: int | None = None) -> None:
         """Read a partition from ``start`` on; the partition must have no buffered records.
@@ -239,7 +241,7 @@ class StartPositions:
 
     def read_recreated(self, partitions: Iterable[TopicPartition]) -> None:
         """Read partitions of recreated topics: drop records of the old topics, and look up starts in the new topics."""
-        for partition in self._positions.of(partitions):
+        for partition in self._partitions.of(partitions):
             self.drop_and_set_start(
                 partition, self.policy.start_of_added(partition.topic_partition), partition.next_offset
             )
@@ -289,7 +291,7 @@ _DELAYED_S = 3.0
 
 
 class _LookUp:
-    """Look-up of the start offset of one position."""
+    """Look-up of the start offset of one partition."""
 
     def __init__(self, partition: Partition) -> None:
         assert partition.reset_to is not None
@@ -304,19 +306,19 @@ class _LookUp:
 
     @property
     def is_current(self) -> bool:
-        """True if the position was not assigned, sought or reset since the look-up began."""
+        """True if the partition was not assigned, sought or reset since the look-up began."""
         return self.partition.epoch == self.epoch and self.partition.reset_to is not None
 
 
 class OffsetResetter:
-    """Looks up the start offset of each position that waits for one (``Partition.reset_to``)."""
+    """Looks up the start offset of each partition that waits for one (``Partition.reset_to``)."""
 
     def __init__(self, parts: ConsumerParts, start_positions: StartPositions) -> None:
         self._parts, self.start_positions, self.reader = parts, start_positions, start_positions.reader
-        self._cluster, self._positions, self._observer = parts.cluster, parts.positions, parts.observer
+        self._cluster, self._partitions, self._observer = parts.cluster, parts.partitions, parts.observer
         self._backoff = Backoff.of_ms(parts.config.retry_backoff_ms, parts.config.retry_backoff_max_ms)
         self._wakeup = AutoResetEvent()
-        """Set when a position may wait for a start offset."""
+        """Set when a partition may wait for a start offset."""
         self._busy_leaders: set[int] = set()
         """Leaders with a request in flight, or in the pause after a failed request."""
         self._failures: dict[int, int] = {}
@@ -326,7 +328,7 @@ class OffsetResetter:
         parts.wake_on_change(self.wake)
 
     def wake(self) -> None:
-        """Look for positions that wait for a start offset, and wake the tasks in ``wait_until_found``."""
+        """Look for partitions that wait for a start offset, and wake the tasks in ``wait_until_found``."""
         self._wakeup.set()
         self._wake_waiters()
 
@@ -337,24 +339,24 @@ class OffsetResetter:
     @property
     def delays(self) -> Mapping[TopicPartition, str]:
         """Partitions for which ``StartOffsetDelayed`` was emitted and that still wait, with the reason."""
-        waits = ((one.topic_partition, one.start_wait) for one in self._positions)
+        waits = ((one.topic_partition, one.start_wait) for one in self._partitions)
         return {partition: wait.reason for partition, wait in waits if wait is not None and wait.is_reported}
 
     async def wait_until_found(
-        self, positions: Iterable[Partition], timeout_s: float, *, skip_delayed: bool = False
+        self, partitions: Iterable[Partition], timeout_s: float, *, skip_delayed: bool = False
     ) -> None:
-        """Wait until the start offset of each position is known, for ``timeout_s`` seconds at most.
+        """Wait until the start offset of each partition is known, for ``timeout_s`` seconds at most.
 
-        Positions are not waited for if the partition was revoked, if the user has to seek
+        Partitions are not waited for if they were revoked, if the user has to seek
         (``auto_offset_reset="none"``), or if the leader has refused to return the offset for good.
 
-        With ``skip_delayed``, positions for which ``StartOffsetDelayed`` was emitted are not waited for if the start
-        offset of another position is known.
+        With ``skip_delayed``, partitions for which ``StartOffsetDelayed`` was emitted are not waited for if the start
+        offset of another partition is known.
         """
-        wanted = list(positions)
+        wanted = list(partitions)
 
         def is_awaited(one: Partition) -> bool:
-            if self._positions.get(one.topic_partition) is not one or one.delivered is not None or one.is_refused:
+            if self._partitions.get(one.topic_partition) is not one or one.delivered is not None or one.is_refused:
                 return False
             wait = one.start_wait
             if wait is None or not (wait.is_refused or (skip_delayed and wait.is_reported)):
@@ -372,7 +374,7 @@ class OffsetResetter:
         """Look up start offsets until canceled; a leader that hangs delays only its own partitions."""
         async with anyio.create_task_group() as tasks:
             while True:
-                missing = [p for p in self._positions if p.reset_to is not None]
+                missing = [p for p in self._partitions if p.reset_to is not None]
                 # A recreated topic has no position until the group assigns its new id.
                 waiting = {p.topic_partition: p for p in missing if not self._is_unassigned(p)}
                 for partition in waiting.values():
@@ -383,7 +385,7 @@ class OffsetResetter:
                 by_leader_id, leaderless = group_by_leader(
                     self._cluster, (p for p, at in waiting.items() if at.reset_to is not None)
                 )
-                for partition in self._positions.of(leaderless):
+                for partition in self._partitions.of(leaderless):
                     if partition.start_wait is not None:
                         partition.start_wait.reason = "the partition has no leader"
                 if leaderless or len(waiting) < len(missing):
@@ -399,7 +401,7 @@ class OffsetResetter:
 
     def _note_waits(self) -> None:
         now = asyncio.get_running_loop().time()
-        for partition in self._positions:
+        for partition in self._partitions:
             wait = partition.start_wait
             if partition.reset_to is not None:
                 partition.start_wait = wait or StartWait(now)
@@ -414,7 +416,7 @@ class OffsetResetter:
         """Emit an event for each partition that has waited for long; return the time at which the next one is due."""
         now = asyncio.get_running_loop().time()
         next_at: float | None = None
-        for partition in self._positions:
+        for partition in self._partitions:
             wait = partition.start_wait
             if wait is None:
                 continue
@@ -476,7 +478,7 @@ class OffsetResetter:
 
     def _note_reasons(self, errors: Mapping[TopicPartition, TailraceError]) -> None:
         """Note why partitions have no start offset, for events and errors."""
-        for partition in self._positions.of(errors):
+        for partition in self._partitions.of(errors):
             if (wait := partition.start_wait) is not None:
                 error = errors[partition.topic_partition]
                 wait.reason, wait.is_refused = str(error), isinstance(error, BrokerError) and not error.retriable

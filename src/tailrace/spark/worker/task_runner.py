@@ -67,7 +67,7 @@ class ArrowSource:
     """
 
     def __init__(self) -> None:
-        self._positions: dict[TopicPartition, Partition] = {}
+        self._partitions: dict[TopicPartition, Partition] = {}
         self._slices: deque[tuple[Partition, Sequence[Record]]] = deque()
         """Queued records, at most one list for each partition."""
         self._handler_group: HandlerGroup | None = None
@@ -106,15 +106,15 @@ class ArrowSource:
             room_of: function that returns how many more records of a partition may be delivered; 0 for none.
         """
         while True:
-            for index, (position, records) in enumerate(self._slices):
-                if self._is_halted or not (room := room_of(position.topic_partition)):
+            for index, (partition, records) in enumerate(self._slices):
+                if self._is_halted or not (room := room_of(partition.topic_partition)):
                     continue
                 del self._slices[index]
                 delivered = records[:room]
                 if room < len(records):
-                    self._slices.insert(index, (position, records[room:]))
+                    self._slices.insert(index, (partition, records[room:]))
                 self.changed.set()
-                return position, position.deliver(delivered, delivered[-1].offset + 1)
+                return partition, partition.deliver(delivered, delivered[-1].offset + 1)
             self._may_deliver.clear()
             await self._may_deliver.wait()
 
@@ -143,33 +143,33 @@ class ArrowSource:
         return not self._slices
 
     @property
-    def positions(self) -> list[Partition]:
+    def partitions(self) -> list[Partition]:
         """Positions of the partitions of the task."""
-        return list(self._positions.values())
+        return list(self._partitions.values())
 
-    def put(self, partition: TopicPartition, records: Sequence[Record]) -> None:
+    def put(self, topic_partition: TopicPartition, records: Sequence[Record]) -> None:
         """Queue the next records of a partition."""
-        position = self._positions.get(partition)
-        if position is None:
+        partition = self._partitions.get(topic_partition)
+        if partition is None:
             self._epochs += 1
-            position = self._positions[partition] = Partition(partition, self._epochs)
-            position.begin(records[0].offset)
+            partition = self._partitions[topic_partition] = Partition(topic_partition, self._epochs)
+            partition.begin(records[0].offset)
         for index, (queued, earlier) in enumerate(self._slices):
-            if queued is position:
+            if queued is partition:
                 # Only one list for each partition keeps its records in order.
-                self._slices[index] = (position, [*earlier, *records])
+                self._slices[index] = (partition, [*earlier, *records])
                 break
         else:
-            self._slices.append((position, records))
+            self._slices.append((partition, records))
         self._may_deliver.set()
 
     def end_task(self) -> None:
-        """Forget all positions and queued records, because the next task may contain the same records."""
-        for position in self._positions.values():
+        """Forget all partitions and queued records, because the next task may contain the same records."""
+        for partition in self._partitions.values():
             if self._handler_group is not None:
-                self._handler_group.drop(position.topic_partition)
-            position.end_epoch()
-        self._positions.clear()
+                self._handler_group.drop(partition.topic_partition)
+            partition.end_epoch()
+        self._partitions.clear()
         self._slices.clear()
 
 
@@ -238,12 +238,12 @@ class AppRunner:
         Raises:
             TailraceError: a handler failed for good, or the app failed.
         """
-        for partition, slice_records in slices:
-            records = _unfinished(slice_records, offset_maps.get(partition))
+        for topic_partition, slice_records in slices:
+            records = _unfinished(slice_records, offset_maps.get(topic_partition))
             self._counter.metrics.records += len(records)
             self._counter.metrics.already_finished += len(slice_records) - len(records)
             if records:
-                self._source.put(partition, records)
+                self._source.put(topic_partition, records)
         await self._wait(until_finished=self._shipment.has_sink)
         return self._pop_results()
 
@@ -283,7 +283,7 @@ class AppRunner:
     def _check_finished(self) -> None:
         """Check that each record is finished; an app that has failed is idle, but has unfinished records."""
         _ = self._group  # This raises the error that ended the app.
-        if unfinished := [one for one in self._source.positions if one.finished != one.delivered]:
+        if unfinished := [one for one in self._source.partitions if one.finished != one.delivered]:
             raise TailraceError(
                 f"not all records of {unfinished[0].topic_partition} were handled, so the batch is not committed"
                 " - see the executor's log for the cause"
