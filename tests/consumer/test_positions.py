@@ -197,7 +197,7 @@ def test_adding_an_assigned_partition_changes_nothing():
     (two,) = positions.add([ONE, TWO])
     positions.remove([THREE])
 
-    assert positions.partitions == {ONE, TWO}
+    assert positions.topic_partitions == {ONE, TWO}
     assert positions.get(ONE) is one
     assert (one.delivered, two.delivered) == (7, None)
     assert positions.of([THREE, TWO, ONE]) == [two, one]

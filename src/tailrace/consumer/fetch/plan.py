@@ -179,9 +179,9 @@ class FetchSession:
     def is_full(self) -> bool:
         return self._epoch == 0
 
-    def knows(self, partition: TopicPartition) -> bool:
+    def knows(self, topic_partition: TopicPartition) -> bool:
         """Return True if the broker remembers a partition, so that answers contain it only after a change."""
-        return partition in self._known
+        return topic_partition in self._known
 
     def next_request(self, wanted: Mapping[TopicPartition, FetchPartition]) -> SessionPart:
         """Return the session fields of the next request, after whose answer the session contains ``wanted``."""
@@ -317,14 +317,14 @@ class FetchPlan:
     def added_to(self, in_flight: FetchPlan) -> FetchPlan:
         """Return this plan without the partitions that the older plan ``in_flight`` contains in the same epoch."""
         added = {
-            partition: fetch
-            for partition, fetch in self.partitions.items()
-            if in_flight.epochs.get(partition) != self.epochs[partition]
+            topic_partition: fetch
+            for topic_partition, fetch in self.partitions.items()
+            if in_flight.epochs.get(topic_partition) != self.epochs[topic_partition]
         }
         return replace(
             self,
             partitions=added,
-            epochs={partition: self.epochs[partition] for partition in added},
+            epochs={topic_partition: self.epochs[topic_partition] for topic_partition in added},
             max_bytes=min(self.max_bytes, sum(one.partition_max_bytes for one in added.values())),
         )
 
@@ -338,14 +338,14 @@ class FetchConnection:
     count: int = 1
     """Number of connections to the broker."""
 
-    def has(self, partition: TopicPartition) -> bool:
+    def has(self, topic_partition: TopicPartition) -> bool:
         """Return True if ``partition`` uses this connection."""
-        return self.count == 1 or slot_of(partition, self.count) == self.number
+        return self.count == 1 or slot_of(topic_partition, self.count) == self.number
 
 
-def slot_of(partition: TopicPartition, count: int) -> int:
+def slot_of(topic_partition: TopicPartition, count: int) -> int:
     """Return the number of the connection that ``partition`` uses if there are ``count`` connections to a broker."""
-    return 0 if count == 1 else (crc32(partition.topic.encode()) + partition.partition) % count
+    return 0 if count == 1 else (crc32(topic_partition.topic.encode()) + topic_partition.partition) % count
 
 
 def make_plan(
