@@ -36,6 +36,7 @@ TailraceError
 ├── PartialFailureError              some records of a batch failed; raised by batch handlers
 ├── PublishError                     record not published, or not acknowledged by the broker
 │   ├── BufferFullError              no memory for another record in time
+│   ├── PublishTimeoutError          record not acknowledged in time
 │   ├── PublishTooLargeError         record larger than its topic allows
 │   └── ProducerFencedError          another producer with the same transactional_id
 ├── DeadLetterError                  failed record not written to its dead-letter topic
@@ -87,6 +88,7 @@ __all__ = [
     "PartialFailureError",
     "ProducerFencedError",
     "PublishError",
+    "PublishTimeoutError",
     "PublishTooLargeError",
     "RebalanceError",
     "RecordTooLargeError",
@@ -466,6 +468,19 @@ class PublishError(TailraceError):
 
 class BufferFullError(PublishError):
     """A record was not published, because unacknowledged records took up all of ``buffer_memory`` for too long."""
+
+
+class PublishTimeoutError(PublishError):
+    """A record was not acknowledged in time: within ``publish_timeout_ms`` of an app, or ``delivery_timeout_ms``.
+
+    Attributes:
+        may_be_stored: True if the record was sent, and may be stored, or become stored later; False if it was not sent,
+            and will not be.
+    """
+
+    def __init__(self, message: str, *, may_be_stored: bool = False) -> None:
+        self.may_be_stored: bool = may_be_stored
+        super().__init__(message)
 
 
 class PublishTooLargeError(PublishError):

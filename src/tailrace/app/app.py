@@ -11,7 +11,7 @@ import dataclasses
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Self, cast
@@ -41,7 +41,7 @@ from tailrace.context_managers import asynccontextmanager
 from tailrace.errors import ConfigurationError, ConsumerStateError, HandlerFailedError, PublishError, TailraceError
 from tailrace.observe.statistics import AppStatistics
 from tailrace.producer.encoding import Message, RecordEncoder
-from tailrace.producer.publisher import Published
+from tailrace.producer.publisher import Published, Publisher, error_of_several
 from tailrace.signals import handle_signals
 from tailrace.user_exceptions import error_text
 from tailrace.values import robust_repr
@@ -72,6 +72,7 @@ class App(Handlers):
         middleware=(): Functions that wrap the call of every handler of single records, the outermost first.
         require_broker=True: Fail to start if no broker answers within start_timeout_ms.
         producer=None: Options of the app's producer, such as ProducerOptions(compression_type="zstd", linger_ms=5).
+        publish_timeout_ms=10_000: Maximum time in milliseconds of app.publish outside of handlers.
         delivery="at_least_once": Delivery guarantee: "at_least_once", or "exactly_once" by transactions.
         transactional_id=None: Transactional id of this process, for example "{group}-{hostname}-{worker}".
         transaction_timeout_ms=10_000: Time in milliseconds after which the broker aborts an open transaction.
@@ -467,18 +468,37 @@ class App(Handlers):
 
         Raises:
             ConsumerStateError: The app is not started, or has ended.
+            PublishTimeoutError: Outside of handlers, the message was not acknowledged within ``publish_timeout_ms``.
             PublishError: The value cannot be encoded, the message was not acknowledged, or no broker was reached yet.
             SchemaRegistryError: A schema is needed, and the schema registry does not answer.
         """
-        running, supervisor = self.runtime.started_run, self.runtime.supervisor
-        if supervisor is not None:
-            supervisor.check_loop("this app")
-        if running.publisher is None:
-            if supervisor is not None and not supervisor.stopping.is_set():
-                raise PublishError(f"{topic}: no broker was reached yet - await wait_ready() first")
-            raise ConsumerStateError("this app has ended - start it again before you publish")
-        (out,) = await encode_messages([Message(value, key, headers, partition)], topic, self._encoder("publish()"))
-        return await publish_one(running.publisher, out)
+        publisher, encoder = self._open_publisher(topic), RecordEncoder(self.codec, where="publish()")
+        (out,) = await encode_messages([Message(value, key, headers, partition)], topic, encoder)
+        return await publish_one(publisher, out)
+
+    async def publish_many(self, messages: Iterable[Message], topic: str | None = None) -> list[Published | None]:
+        """Publish several messages as ``publish`` does, wait until all are acknowledged, and return their places.
+
+        All messages are encoded first: if one cannot be encoded, nothing is published. The places have the order of
+        the messages.
+
+        Args:
+            messages: Messages to publish, with their topics.
+            topic: Topic of the messages that have none.
+
+        Raises:
+            PublishError: A message has no topic; or one or more messages were not acknowledged: the error is that of
+                the first one, and says how many.
+            ConsumerStateError, SchemaRegistryError: See ``publish``.
+        """
+        publisher, encoder = self._open_publisher("publish_many()"), RecordEncoder(self.codec, where="publish_many()")
+        records = await encode_messages(messages, topic, encoder)
+        calls = (publish_one(publisher, record) for record in records)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        failures = [one for one in results if isinstance(one, BaseException)]
+        if failures:
+            raise error_of_several(failures[0], len(failures), len(results))
+        return cast("list[Published | None]", results)
 
     # ---- internals ---------------------------------------------------------------------------------------------------
 
@@ -489,8 +509,15 @@ class App(Handlers):
                 "this app is started - declare handlers and hooks, and call include() and configure(), before the start"
             )
 
-    def _encoder(self, where: str) -> RecordEncoder:
-        return RecordEncoder(self.codec, where=where)
+    def _open_publisher(self, where: str) -> Publisher:
+        running, supervisor = self.runtime.started_run, self.runtime.supervisor
+        if supervisor is not None:
+            supervisor.check_loop("this app")
+        if running.publisher is None:
+            if supervisor is not None and not supervisor.stopping.is_set():
+                raise PublishError(f"{where}: no broker was reached yet - await wait_ready() first")
+            raise ConsumerStateError("this app has ended - start it again before you publish")
+        return running.publisher
 
     def _executors_of(self, handler: HandlerFunction) -> list[Executor]:
         executors = [executor for group in self.runtime.started_run.groups for executor in group.executors_of(handler)]

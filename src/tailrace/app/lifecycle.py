@@ -29,7 +29,7 @@ from tailrace.app.handlers import Handlers, ResolvedHandler, resolve_handler
 from tailrace.app.health.checks import ConsumerEvents, Health, Vitals
 from tailrace.app.health.event_loop_watchdog import Watchdog
 from tailrace.app.options import AppConfig
-from tailrace.app.publish.results import instrumented
+from tailrace.app.publish.results import LimitedPublisher, instrumented
 from tailrace.app.sources import ConsumerSource
 from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.kafka_access import (
@@ -659,7 +659,8 @@ def _kafka_access(
     needs = broker_needs(handlers, config.group_protocol, has_transactions=transactions is not None)
 
     def open_publisher() -> AbstractAsyncContextManager[Publisher]:
-        return _open_publisher(RecordProducer(producer_config), needs, observer)
+        timeout_s = min(runtime.config.publish_timeout_ms, producer_config.delivery_timeout_ms) / 1000
+        return _open_publisher(RecordProducer(producer_config), timeout_s, needs, observer)
 
     kafka = KafkaAccess(read, open_publisher)
     if transactions is not None:
@@ -669,7 +670,9 @@ def _kafka_access(
 
 
 @asynccontextmanager
-async def _open_publisher(producer: RecordProducer, needs: BrokerNeeds, observer: Observer) -> AsyncIterator[Publisher]:
+async def _open_publisher(
+    producer: RecordProducer, timeout_s: float, needs: BrokerNeeds, observer: Observer
+) -> AsyncIterator[Publisher]:
     """Start the producer of an app and check what the brokers offer; emit CapabilityMissing for what the app may use.
 
     If publishing is not possible, but the app need not publish, calls of the publisher raise the error.
@@ -686,7 +689,7 @@ async def _open_publisher(producer: RecordProducer, needs: BrokerNeeds, observer
     async with AsyncExitStack() as stack:
         publisher: Publisher
         try:
-            publisher = await stack.enter_async_context(producer)
+            publisher = LimitedPublisher(await stack.enter_async_context(producer), timeout_s)
         except (UnsupportedVersionError, PublishError) as error:
             refusal = error.__cause__
             is_temporary = isinstance(refusal, BrokerError) and refusal.retriable

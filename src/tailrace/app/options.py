@@ -313,6 +313,16 @@ class AppOptions(ConsumerOptions, total=False):
 
     Default: None.
     """
+    publish_timeout_ms: int
+    """Maximum time in milliseconds of ``app.publish`` outside of handlers.
+
+    It limits, for example, the time for which a request of a web service waits. A record that is not acknowledged in
+    time raises ``PublishTimeoutError``, whose ``may_be_stored`` is False if the record was not sent and will not be.
+    Records that handlers publish, retries and dead letters wait for ``delivery_timeout_ms`` of the producer instead,
+    because a failure would call the handler again.
+
+    Default: 10_000.
+    """
     delivery: Delivery
     """Delivery guarantee: ``"at_least_once"``, or ``"exactly_once"`` by transactions.
 
@@ -371,6 +381,7 @@ class AppConfig:
     middleware: Sequence[Middleware] = ()
     require_broker: bool = True
     producer: ProducerOptions[Any, Any] | None = None
+    publish_timeout_ms: int = 10_000
     delivery: Delivery = "at_least_once"
 
     def __post_init__(self) -> None:
@@ -388,6 +399,7 @@ class AppConfig:
         required: object = self.require_broker
         if not isinstance(required, bool):
             raise ConfigurationError(f"require_broker must be True or False, not {required!r}")
+        check_positive("publish_timeout_ms", self.publish_timeout_ms)
         producer: object = self.producer
         if producer is not None and not isinstance(producer, Mapping):
             raise ConfigurationError(
@@ -403,6 +415,11 @@ class AppConfig:
                 need.
         """
         producer = app_producer_config(config, cast("Mapping[str, object]", self.producer or {}))
+        if producer.linger_ms >= self.publish_timeout_ms:
+            raise ConfigurationError(
+                f"linger_ms={producer.linger_ms} must be less than publish_timeout_ms={self.publish_timeout_ms}, which"
+                " includes it - lower the first or raise the second"
+            )
         if producer.enable_idempotence is False and self.delivery == "exactly_once":
             raise ConfigurationError(
                 "enable_idempotence=False contradicts delivery='exactly_once': transactions need idempotence"

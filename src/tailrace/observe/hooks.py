@@ -27,6 +27,8 @@ _DECIMALS = 6
 """Maximum number of decimals of a number in the log."""
 _MAX_REPEATED = 100
 """Maximum number of different repeated events that an observer counts."""
+_ATTEMPTS = re.compile(r" \(\d+ attempts, next in [\d.]+ s\)")
+"""Part of the error of a broker that cannot be reached; otherwise equal events differ in it."""
 
 
 def _escape(record: logging.LogRecord) -> bool:
@@ -117,7 +119,7 @@ class Observer:
             now = asyncio.get_running_loop().time()
         except RuntimeError:  # Only event loops have the clock.
             return True
-        key = (type(event), *map(str, fields.values()))
+        key = (type(event), *(_ATTEMPTS.sub("", str(value)) for value in fields.values()))
         known = self._repeated.get(key)
         if known is not None and now < known.next_at:
             self._repeated[key] = known._replace(skipped=known.skipped + 1)

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol, Self, TypeAlias
 from tailrace.core.backoff import Backoff
 from tailrace.core.capabilities import ClusterVersions
 from tailrace.error_codes import ErrorCode, ReactionTable, name_of
-from tailrace.errors import PublishError, PublishTooLargeError, TailraceError, broker_error
+from tailrace.errors import PublishError, PublishTimeoutError, PublishTooLargeError, TailraceError, broker_error
 from tailrace.producer.publisher import OutgoingRecord
 from tailrace.producer.transaction_machine import (
     MustAbort,
@@ -83,6 +83,7 @@ class PendingBatch:
         size: bytes of the records, before compression; 0 once the batch has an outcome.
         opened_at: time at which the first record was appended.
         deadline: time at which the batch fails if it is not stored before.
+        timeout_s: time in seconds from ``opened_at`` to ``deadline``; only records with the same timeout join.
         producer: producer id and epoch with which the batch was last sent.
         sequence: sequence number of the first record; -1 if the batch was not sent in the partition's current epoch, or
             is sent without idempotence.
@@ -102,6 +103,7 @@ class PendingBatch:
         "sequence",
         "size",
         "tickets",
+        "timeout_s",
     )
 
     def __init__(
@@ -113,7 +115,7 @@ class PendingBatch:
         deadline: float,
     ) -> None:
         self.partition, self.content, self.order = partition, content, order
-        self.opened_at, self.deadline = opened_at, deadline
+        self.opened_at, self.deadline, self.timeout_s = opened_at, deadline, deadline - opened_at
         self.tickets: list[object] = []
         self.size = 0
         self.producer = ProducerId()
@@ -268,6 +270,8 @@ class Appended(Enum):
 
 _JOINED = Appended.JOINED
 
+_SAME_TIMEOUT_S = 1.0
+"""Difference of timeouts in seconds up to which records share a batch."""
 _FORGOTTEN_AFTER_S = 3_600.0
 """Seconds without records after which the state of a partition is forgotten."""
 
@@ -374,7 +378,8 @@ class RecordAccumulator:
             record: record, whose own ``partition`` is ignored.
             ticket: object that identifies the record in the outcome.
             now: time.
-            deadline: time at which the record fails; used if the record opens a batch.
+            deadline: time at which the record fails; used if the record opens a batch. A record joins a batch whose
+                timeout differs by less than a second, so that it fails neither much earlier nor much later.
 
         Raises:
             MalformedMessageError: the record cannot be encoded; nothing has changed.
@@ -382,7 +387,11 @@ class RecordAccumulator:
         key, value, headers, timestamp_ms = record.key, record.value, record.headers, record.timestamp_ms
         queue = self._active.get(partition)
         batch = None if queue is None else queue.open_batch
-        if batch is not None and (size := batch.content.append(key, value, headers, timestamp_ms)):
+        if (
+            batch is not None
+            and -_SAME_TIMEOUT_S < deadline - now - batch.timeout_s < _SAME_TIMEOUT_S
+            and (size := batch.content.append(key, value, headers, timestamp_ms))
+        ):
             batch.tickets.append(ticket)
             batch.size += size
             self.buffered_bytes += size
@@ -546,8 +555,9 @@ class RecordAccumulator:
         outcomes: list[Outcome] = []
         for queue in list(self._active.values()):
             if expired := queue.expire(now):
-                error = self._timeout_error(queue)
-                outcomes += self._outcomes(queue, [FailedBatch(batch, error) for batch in expired])
+                outcomes += self._outcomes(
+                    queue, [FailedBatch(batch, self._timeout_error(queue, batch)) for batch in expired]
+                )
         return outcomes
 
     def fail_all(self, error: TailraceError) -> list[Outcome]:
@@ -602,12 +612,16 @@ class RecordAccumulator:
         batch.size = 0
         return True
 
-    def _timeout_error(self, queue: PartitionQueue) -> PublishError:
+    def _timeout_error(self, queue: PartitionQueue, batch: PendingBatch) -> PublishError:
         last_error = self._last_errors.get(queue.partition)
+        # A batch that is in flight has no connection yet, or its answer is missing.
+        may_be_stored = batch.is_uncertain or batch.has_failed
+        result = "may be stored" if may_be_stored else "was not sent, and is not stored"
         cause = f"; last error: {last_error}" if last_error else ""
-        return PublishError(
-            f"{queue.partition.topic}: no acknowledgement within {self._settings.delivery_timeout_s:.0f} s - check that"
-            f" the partition has a leader and enough in-sync replicas{cause}"
+        return PublishTimeoutError(
+            f"{queue.partition.topic}: no acknowledgement within {batch.timeout_s:.0f} s; the record {result} - check"
+            f" that partition {queue.partition.partition} has a leader and enough in-sync replicas{cause}",
+            may_be_stored=may_be_stored,
         )
 
 

@@ -32,7 +32,7 @@ from tailrace.net.cluster import Cluster
 from tailrace.observe.hooks import Hook, Instrumentation, Publish
 from tailrace.observe.statistics import ProducerStatistics
 from tailrace.producer.encoding import Message, RecordEncoder
-from tailrace.producer.publisher import Headers, OutgoingRecord, Published
+from tailrace.producer.publisher import Headers, OutgoingRecord, Published, error_of_several
 from tailrace.producer.record_producer import RecordProducer
 from tailrace.producer.runtime import DEFAULT_LOOKUP_S
 from tailrace.producer.traces import current_trace, with_trace
@@ -214,9 +214,9 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             BufferFullError: there was no memory for the record within ``max_block_ms``.
             PublishTooLargeError: the record is larger than ``max_request_size``, or than its topic allows.
             ProducerFencedError: another producer has the same ``transactional_id``.
-            PublishError: the record cannot be encoded, the topic or partition does not exist, the broker refused the
-                record, or it was not acknowledged within ``delivery_timeout_ms``; in the last case, it may be stored
-                nevertheless.
+            PublishTimeoutError: the record was not acknowledged within ``delivery_timeout_ms``, and may be stored.
+            PublishError: the record cannot be encoded, the topic or partition does not exist, or the broker refused the
+                record.
             SchemaRegistryError: a schema could not be fetched.
         """
         return await (
@@ -305,7 +305,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             results = await asyncio.gather(*futures, return_exceptions=True)
         failures = [one for one in results if isinstance(one, BaseException)]
         if failures:
-            raise _several(failures[0], len(failures), len(results))
+            raise error_of_several(failures[0], len(failures), len(results))
         return cast("list[Published]", results)
 
     async def flush(self) -> None:
@@ -521,16 +521,6 @@ def _client_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def _check_topic(topic: object) -> None:
     if not isinstance(topic, str):
         raise PublishError(f"topic must be a string such as 'orders', not {topic!r}")
-
-
-def _several(first: BaseException, count: int, of: int) -> BaseException:
-    """Return the first of several errors, with their number in its message."""
-    if of == 1 or not isinstance(first, PublishError):
-        return first
-    error = copy.copy(first)
-    error.args = (f"{count} of {of} records were not published; the first: {first}",)
-    error.__cause__ = first
-    return error
 
 
 async def _called(publish: Publish, record: OutgoingRecord) -> Published:

@@ -5,14 +5,16 @@ Pure: no clock, IO or logging. Producers, transactions and the topics of ``TestA
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
+from tailrace.errors import PublishError
 from tailrace.records import TopicPartition
 
-__all__ = ["Headers", "OutgoingRecord", "Published", "Publisher"]
+__all__ = ["Headers", "OutgoingRecord", "Published", "Publisher", "error_of_several"]
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
@@ -62,3 +64,13 @@ class Publisher(Protocol):
         Raises:
             PublishError: the record was refused, or not acknowledged in time.
         """
+
+
+def error_of_several(first: BaseException, count: int, of: int) -> BaseException:
+    """Return the first of several errors, with their number in its message."""
+    if of == 1 or not isinstance(first, PublishError):
+        return first
+    error = copy.copy(first)
+    error.args = (f"{count} of {of} records were not published; the first: {first}",)
+    error.__cause__ = first
+    return error

@@ -153,8 +153,10 @@ class RecordProducer:
 
     # ---- publishing --------------------------------------------------------------------------------------------
 
-    async def publish(self, record: OutgoingRecord) -> Published:
+    async def publish(self, record: OutgoingRecord, timeout_s: float | None = None) -> Published:
         """Publish one record and wait until all in-sync replicas have it.
+
+        ``timeout_s`` is the maximum time in seconds; None for ``delivery_timeout_ms``.
 
         Records of concurrent calls share batches; those of one partition are stored in the order of the calls. If the
         broker refuses a record, the other records of its batch are stored. A call that is canceled while it waits for
@@ -163,12 +165,12 @@ class RecordProducer:
 
         Raises:
             PublishTooLargeError: the record is larger than the topic allows.
-            PublishError: the record was refused, or was not acknowledged within ``delivery_timeout_ms``; in the
-                second case, the record may be stored nevertheless.
+            PublishTimeoutError: the record was not acknowledged in time, and may be stored nevertheless.
+            PublishError: the record was refused.
         """
-        return await (await self.send(record))
+        return await (await self.send(record, timeout_s))
 
-    async def send(self, record: OutgoingRecord) -> asyncio.Future[Published]:
+    async def send(self, record: OutgoingRecord, timeout_s: float | None = None) -> asyncio.Future[Published]:
         """Add one record to a batch, as ``publish`` does, and return the future of its partition and offset.
 
         The call waits while ``buffer_memory`` of records are undelivered. The offset is -1 in the rare case that
@@ -180,11 +182,11 @@ class RecordProducer:
         """
         running = self._started()
         loop = running.loop
-        deadline = loop.time() + self._timeout_s
+        deadline = loop.time() + (self._timeout_s if timeout_s is None else timeout_s)
         until = loop.time() + self._max_block_s
         topic_partition = running.resolver.resolve_known(record.topic, record.key, record.partition)
         if topic_partition is None:
-            topic_partition = await running.resolve(record.topic, record.key, record.partition)
+            topic_partition = await running.resolve(record.topic, record.key, record.partition, timeout_s)
         future: asyncio.Future[Published] = loop.create_future()
         await running.sender.append(topic_partition, record, future, deadline, until)
         return future

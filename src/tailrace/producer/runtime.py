@@ -16,7 +16,14 @@ from tailrace.config import ClientConfig, ConsumerConfig, Partitioning, Producer
 from tailrace.core.backoff import Backoff
 from tailrace.core.cluster_metadata import Leadership, topic_name_fault
 from tailrace.error_codes import ErrorCode, name_of
-from tailrace.errors import BrokerConnectionError, BrokerError, PublishError, TailraceError, broker_error
+from tailrace.errors import (
+    BrokerConnectionError,
+    BrokerError,
+    PublishError,
+    PublishTimeoutError,
+    TailraceError,
+    broker_error,
+)
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import PublishDelayed, RecordsAbandoned
 from tailrace.observe.hooks import Hook, Observer
@@ -286,13 +293,15 @@ class ProducerRuntime:
         self._task = asyncio.create_task(sender.run(*background), name="tailrace producer")
         self._task.add_done_callback(self._report_failure)
 
-    async def resolve(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
-        """Return the partition of a record; look up the topic if necessary.
+    async def resolve(
+        self, topic: str, key: bytes | None, partition: int | None, timeout_s: float | None = None
+    ) -> TopicPartition:
+        """Return the partition of a record; look up the topic if necessary, for at most ``timeout_s`` seconds.
 
         Raises:
             PublishError: the topic or partition does not exist, no metadata came in time, or the producer was closed.
         """
-        return await self._within_limit(topic, self.resolver.resolve(topic, key, partition))
+        return await self._within_limit(topic, self.resolver.resolve(topic, key, partition), timeout_s)
 
     async def partitions_of(self, topic: str) -> Collection[int]:
         """Return the numbers of a topic's partitions; look up the topic if necessary.
@@ -302,12 +311,16 @@ class ProducerRuntime:
         """
         return await self._within_limit(topic, self.resolver.partitions_of(topic))
 
-    async def _within_limit(self, topic: str, look_up: Coroutine[Any, Any, ResultT]) -> ResultT:
+    async def _within_limit(
+        self, topic: str, look_up: Coroutine[Any, Any, ResultT], timeout_s: float | None = None
+    ) -> ResultT:
         # No caller should wait for a topic that cannot exist.
         if fault := topic_name_fault(topic):
             look_up.close()
             raise PublishError(f"{topic!r} is not a legal topic name: {fault}")
-        limit = asyncio.timeout(self._timeout_s + _GRACE_S)
+        limit_s = self._timeout_s + _GRACE_S
+        limit = asyncio.timeout(limit_s if timeout_s is None else min(timeout_s, limit_s))
+        began_at = self.loop.time()
         self._timeouts.add(limit)
         try:
             async with limit:
@@ -315,8 +328,9 @@ class ProducerRuntime:
         except TimeoutError:
             if self.is_closed:
                 raise PublishError(f"{topic}: the producer was closed before the record was sent") from None
-            raise PublishError(
-                f"{topic}: no metadata within {self._timeout_s:.0f} s - check that the brokers are reachable"
+            raise PublishTimeoutError(
+                f"{topic}: no metadata within {self.loop.time() - began_at:.0f} s; the record was not sent, and is not"
+                " stored - check that the brokers are reachable"
             ) from None
         finally:
             self._timeouts.discard(limit)

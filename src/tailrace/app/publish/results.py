@@ -19,10 +19,12 @@ from tailrace.errors import PublishError
 from tailrace.observe.hooks import Instrumentation, Publish
 from tailrace.producer.encoding import RecordEncoder
 from tailrace.producer.publisher import Headers, OutgoingRecord, Published, Publisher
+from tailrace.producer.record_producer import RecordProducer
 from tailrace.producer.traces import current_trace, with_trace
 
 __all__ = [
     "HandlerTask",
+    "LimitedPublisher",
     "ResultPublisher",
     "check_not_abandoned",
     "gather_in_order",
@@ -106,6 +108,24 @@ async def publish_one(publisher: Publisher, record: OutgoingRecord, trace: Heade
     if headers is not record.headers:
         record = msgspec.structs.replace(record, headers=headers)
     return await publisher.publish(record)
+
+
+class LimitedPublisher:
+    """Publisher that limits the time of calls outside of handlers, for which a client of a service may wait.
+
+    Records of handlers wait for ``delivery_timeout_ms`` of the producer, as a failure would call the handler again.
+
+    Args:
+        producer: publishes records.
+        timeout_s: maximum time in seconds of a call outside of handlers.
+    """
+
+    def __init__(self, producer: RecordProducer, timeout_s: float) -> None:
+        self._producer, self._timeout_s = producer, timeout_s
+
+    async def publish(self, record: OutgoingRecord) -> Published:
+        """Publish a record as ``RecordProducer.publish`` does."""
+        return await self._producer.publish(record, self._timeout_s if _task.get() is None else None)
 
 
 class ResultPublisher:
