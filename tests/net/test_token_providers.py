@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ from tailrace.observe.events import BrokerUnreachable
 from tailrace.protocol.handshake import SaslAuthenticateRequest
 from tailrace.testing import KafkaServer
 from tests.support.commands import COMMAND, environment
+from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 from tests.support.net.identity_provider import CLIENT_ID, CLIENT_SECRET, IdentityProvider, broker_settings, new_key
 from tests.support.net.open_connections import dialled
@@ -221,8 +223,8 @@ async def test_an_endpoint_that_hangs_ends_in_time(validating, identity_provider
     """The wait for a token is limited, the error names the provider, and the request is not repeated meanwhile."""
     identity_provider.hangs = True
     for _ in range(2):
-        error = await refusal(validating, **oidc, socket_connection_setup_timeout_ms=500)
-        assert "sasl_oauth_token_provider returned no token within 0.5 s - can it reach" in str(error)
+        error = await refusal(validating, **oidc, socket_connection_setup_timeout_ms=2_000)
+        assert re.search(r"sasl_oauth_token_provider returned no token within [12]\.\d s - can it reach", str(error))
         assert isinstance(error, BrokerConnectionError)
 
 
@@ -411,6 +413,7 @@ async def test_a_renewal_goes_on_in_the_background(identity_provider, oidc, cloc
     identity_provider.hangs = True
     clock.ahead_s = 0.85 * 60
     assert await provide() == first
+    await until(lambda: len(identity_provider.requests) == 2)
     identity_provider.restore()
     clock.ahead_s += 5
     async with asyncio.timeout(10):
@@ -751,7 +754,10 @@ def test_a_command_signs_in_with_each_name(with_group, identity_provider, tmp_pa
         done = subprocess.run(
             [*COMMAND, "lag", "cli", "--bootstrap-servers", with_group.bootstrap_servers, "--timeout", "60", *sets],
             capture_output=True, text=True, check=False, timeout=100, cwd=tmp_path,
-            env={**environment(), "TAILRACE_SASL_OAUTH_TOKEN_PROVIDER": name, **variables},
+            env={
+                **environment(), **variables, "TAILRACE_SASL_OAUTH_TOKEN_PROVIDER": name,
+                "TAILRACE_SOCKET_CONNECTION_SETUP_TIMEOUT_MS": "60000",
+            },
         )  # fmt: skip
     with_group.proxy.restore()
 

