@@ -101,8 +101,8 @@ class Consumer(Generic[KeyT_co, ValueT_co]):
       ``on_partitions_revoked``, ``on_partitions_assigned`` and ``on_partitions_lost`` are called with partitions. A
       revoked partition is released only after ``on_partitions_revoked`` has returned, so that the method may still
       commit.
-    - ``post_rebalance_callback``: override positions. The callback is called before the first fetch, with the positions
-      before and after the rebalance, and may return the offsets to read from instead.
+    - ``post_rebalance_callback``: override positions. The callback is called before the first fetch of the added
+      partitions, with the positions before and after the rebalance, and may return the offsets to read from instead.
     - ``offset_commit_callback``: observe commits. The callback is called with the offsets and the error of each commit,
       automatic commits included.
 

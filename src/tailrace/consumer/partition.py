@@ -280,7 +280,7 @@ class Partition:
     It stays True in later rebalances, during whose callbacks a kept partition is fetched and delivered.
     """
     is_halted: bool = False
-    """True if the partition is about to be revoked, so that no more records are delivered; ``Reader.halt`` sets it."""
+    """True if the partition is about to be revoked, or the consumer ends, so that no more records are delivered."""
     is_paused: bool = False
     """True if the user has paused the partition."""
     is_unsubscribed: bool = False
@@ -332,7 +332,10 @@ class Partition:
 
     @property
     def finished(self) -> int | None:
-        """Offset to commit: the lowest unfinished offset; None until the start offset is known."""
+        """Lowest offset that is unfinished or held for a transaction; None until the start offset is known.
+
+        ``to_commit`` returns what is committed.
+        """
         return None if self.progress is None else self.progress.finished
 
     @property

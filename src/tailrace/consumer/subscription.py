@@ -146,7 +146,7 @@ class Subscription:
         return Identity() if self._is_manual else None
 
     def _handle_commit_error(self, code: int, identity: Identity) -> bool:
-        """Handle the error code of a commit sent as ``identity``; return True if ``identity`` is still current."""
+        """Handle the error code of a commit sent as ``identity``; return True if ``identity`` can commit now."""
         if self.membership is not None:
             return self.membership.handle_commit_error(code, identity)
         # The identity of a manual assignment never changes. False means that the membership has ended since.

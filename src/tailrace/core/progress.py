@@ -419,7 +419,7 @@ class Progress:
 
     @property
     def finished(self) -> int:
-        """Offset to commit: the lowest offset that is not finished or is held for a transaction."""
+        """Lowest offset that is not finished or is held for a transaction."""
         return self.lowest if self.held_from is None else min(self.held_from, self.lowest)
 
     @property

@@ -241,8 +241,8 @@ class Connection:
     async def send(self, request: Request[ResponseT], timeout_s: float, *, version: int | None = None) -> ResponseT:
         """Send a request and return the response, which is decoded here.
 
-        Callers are the handshake of a new connection, and ``Broker.send`` (``net.broker``), which ``Fetcher``,
-        ``GroupRequests``, ``RecordSender`` and other senders of requests await.
+        Callers are the handshake of a new connection, producers, and ``Broker.send`` (``net.broker``), which
+        ``Fetcher``, ``GroupRequests`` and other senders of requests await.
 
         Args:
             request: request to send.

@@ -128,8 +128,8 @@ def record_call(handler: ResolvedHandler, group: GroupParts, overdue_calls: Over
         # Without headers, a record is as it was first read, and has no trace.
         return handle(record) if record.headers or OPENTELEMETRY in modules else function(record)
 
-    # Steps 1 to 4 do nothing for most handlers, which declare no result. To leave them out saves a coroutine. If such a
-    # function returns a result nevertheless, the executor publishes it.
+    # Steps 1 to 4 do nothing for most handlers that are annotated "-> None". To leave them out saves a coroutine. If
+    # such a function returns a result nevertheless, the executor publishes it.
     options = (handler.publish, when, group.transactions)
     is_surrounded = handler.middleware or instrumentations_of(group.observer) or any(one is not None for one in options)
     if returns_nothing(handler.function) and not is_surrounded:

@@ -44,8 +44,9 @@ class RecordSink(Protocol):
     """Destination of slices (records that are delivered together), which also finishes their records.
 
     A sink calls ``Reader.next_slice`` or ``next_slice_nowait`` for each slice; the reader calls only the methods below.
-    Sinks are the handlers of an App (``GroupRuntime`` in ``app.dispatch.group_runtime``), ``Consumer.streams``
-    (``Streams`` in ``consumer.delivery.streams``) and worker processes (``app.processes.reader_process``).
+    Sinks are the handlers of an App (``GroupRuntime`` in ``app.dispatch.group_runtime``; with transactions, those of
+    ``app.transactions`` between it and the reader), ``Consumer.streams`` (``Streams`` in ``consumer.delivery.streams``)
+    and worker processes (``app.processes.reader_process``).
     """
 
     def halt(self, topic_partition: TopicPartition) -> None:

@@ -7,8 +7,9 @@ A broker holds a fetch until there are records, and answers the requests of a co
 sought, resumed or assigned while a fetch is in flight (an *added* partition) would have to wait for the answer. Instead
 it is fetched on a second connection, without a fetch session, until the answer arrives.
 
-``consumer.fetch.plan`` decides what to fetch and what an error code means. A response is used only in the assignment
-epoch in which its request was sent, so records that arrive after a seek or a rebalance are dropped.
+``consumer.fetch.plan`` decides what to fetch and what an error code means. A partition's records are used only in the
+epoch in which they were requested: they are dropped after a seek, and if the partition was revoked. A partition that a
+member keeps in a rebalance keeps its epoch, too.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The way of a rebalance: ``GroupRequests`` turns the answer to a heartbeat into an event. The machine of the protocol,
 ``ClassicMember`` or ``Kip848Member``, decides by its table, and emits effects: requests, or a ``Release`` and a
-``TakeOver``, which hand over partitions. ``Assignment`` performs these in order: halt, drain, commit, callbacks,
-positions.
+``TakeOver``, which hand over partitions. ``Assignment`` performs them: a release halts, drains, commits, calls the
+user's callback and removes; a takeover looks up positions and calls the user's callbacks.
 
 The loop performs each request, takeover and release in a separate task, so that heartbeats are sent while the
 coordinator holds a join, a callback runs, or a release waits for records in flight. The outcome of an effect is dropped
