@@ -101,6 +101,10 @@ class Cluster:
         """Topics of the last Metadata request; None for all."""
         self._refresh_error: TailraceError | None = None
         self._refreshed_at = 0.0
+        self._refresh_failures = 0
+        """Number of refreshes that failed since the last metadata, for the backoff."""
+        self._refresh_not_before = 0.0
+        """Time before which no refresh is sent."""
         self._topics_by_owner: dict[object, frozenset[str] | None] = {}
         """Topics of ``watch`` by owner; None for all."""
         self._is_stale = False
@@ -193,7 +197,7 @@ class Cluster:
 
         Concurrent callers share one request and its error. A second request is sent if a topic was watched after the
         first request had been sent. The request is sent at the earliest ``retry_backoff_ms`` after metadata was last
-        received.
+        received; after failures, the pause grows up to ``retry_backoff_max_ms``, however many callers there are.
 
         Raises:
             BrokerConnectionError: neither a known broker nor a bootstrap address answered.
@@ -205,13 +209,16 @@ class Cluster:
                 raise copy.copy(self._refresh_error)
             if self._refresh_count != count_before and self._last_request_had_all_watched:
                 return
-            pause_s = self._backoff.first_s - self.age_s
+            pause_s = self._refresh_not_before - asyncio.get_running_loop().time()
             if pause_s > 0:
                 await asyncio.sleep(pause_s)
             try:
                 await self._request_metadata()
             except TailraceError as error:
                 self._refresh_count, self._refresh_error = self._refresh_count + 1, error
+                self._refresh_failures += 1
+                pause_s = self._backoff.pause_s(self._refresh_failures, random.random())  # noqa: S311 - jitter
+                self._refresh_not_before = asyncio.get_running_loop().time() + pause_s
                 raise
 
     async def _request_metadata(self) -> None:
@@ -266,6 +273,7 @@ class Cluster:
         self.topology = self.topology.updated(answer)
         self._refresh_count, self._refresh_error = self._refresh_count + 1, None
         self._refreshed_at, self._is_stale = asyncio.get_running_loop().time(), False
+        self._refresh_failures, self._refresh_not_before = 0, self._refreshed_at + self._backoff.first_s
         for node in self.topology.brokers.values():
             self._use_address(node)
         for node_id in self._brokers.keys() - self.topology.brokers.keys():

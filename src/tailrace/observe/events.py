@@ -123,6 +123,11 @@ class Event(Value):
     """Log level of the event."""
     repeated_s: ClassVar[float] = 0.0
     """Minimum time in seconds between log lines of equal events, which then have the number ``times``; 0 to log all."""
+    repeated_fields: ClassVar[tuple[str, ...] | None] = None
+    """Fields in which events are equal for ``repeated_s``; None for all fields.
+
+    Named where another field may differ each time, such as an error with the time until the next attempt.
+    """
 
     @property
     def exception(self) -> BaseException | None:
@@ -238,6 +243,7 @@ class MetadataRefreshFailed(Event):
 
     level = logging.WARNING
     repeated_s = 30.0
+    repeated_fields = ()
     reason: str
     exception: BaseException | None = None
 
@@ -434,6 +440,8 @@ class GroupRequestCompleted(Event):
 class GroupRequestFailed(Event):
     """A request of the member to the coordinator failed."""
 
+    repeated_s = 30.0
+    repeated_fields = ("group_id", "request", "reaction")
     group_id: str
     request: str
     """Kind of the request, as in ``GroupRequestCompleted``."""
@@ -477,6 +485,8 @@ class CommitFailed(Event):
     """A commit was refused or not answered. Records after the last committed offset may be delivered again."""
 
     level = logging.WARNING
+    repeated_s = 30.0
+    repeated_fields = ("group_id", "error", "will_retry")
     group_id: str
     error: str
     will_retry: bool
@@ -744,6 +754,8 @@ class FetchFailed(Event):
     """A fetch failed. The fetch is retried after a backoff."""
 
     level = logging.WARNING
+    repeated_s = 30.0
+    repeated_fields = ("broker", "partition")
     broker: str
     """Name of the broker, such as ``broker 1``."""
     partition: TopicPartition | None

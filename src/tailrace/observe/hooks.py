@@ -119,7 +119,8 @@ class Observer:
             now = asyncio.get_running_loop().time()
         except RuntimeError:  # Only event loops have the clock.
             return True
-        key = (type(event), *(_ATTEMPTS.sub("", str(value)) for value in fields.values()))
+        names = fields if event.repeated_fields is None else event.repeated_fields
+        key = (type(event), *(_ATTEMPTS.sub("", str(fields[name])) for name in names))
         known = self._repeated.get(key)
         if known is not None and now < known.next_at:
             self._repeated[key] = known._replace(skipped=known.skipped + 1)

@@ -448,6 +448,19 @@ def test_failed_heartbeat_is_repeated_soon(state, event):
     assert one.heartbeat_age_s(NOW + 5) == 5
 
 
+def test_pauses_between_failed_heartbeats_grow():
+    """The pauses between failed heartbeats double up to the longest backoff; an acknowledged heartbeat resets them."""
+    one, now, pauses = member_in(ClassicState.STABLE), NOW + 3, []
+    for outcome in [CoordinatorGone("refused")] * 5 + [HeartbeatAnswered(), CoordinatorGone("refused")]:
+        one.handle_timer(now)
+        effects_after(one, HeartbeatOutcome(ME, outcome), now=now)
+        pauses.append(one.next_deadline() - now)
+        now = one.next_deadline()
+
+    assert pauses[:5] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0])
+    assert pauses[-1] == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("state", [ClassicState.TAKING_OVER, ClassicState.STABLE, ClassicState.RELEASING])
 def test_expired_session_is_reported_once(state):
     """After an expired session the partitions are reported as lost once, and then the member joins."""

@@ -478,8 +478,9 @@ class ClassicMember(GroupMachine[ClassicState]):
         self._effects.append(ForgetCoordinator(event.reason))
 
     def retry_heartbeat(self, _event: GroupEvent, now: float) -> None:
-        """Send another heartbeat soon; the session continues."""
-        self._heartbeat.note_failure(now, self._settings.retry_first_s)
+        """Send another heartbeat after an exponential backoff of at most an interval; the session continues."""
+        pause_s = self._backoff.pause_s(self._heartbeat.failures + 1, self._chance())
+        self._heartbeat.note_failure(now, min(pause_s, self._settings.heartbeat_interval_s))
 
     def report_loss(self, event: GenerationLost | MemberLost | SessionOver, now: float) -> ClassicState:
         """Report the partitions as lost, then join again; a member that is stopping closes instead."""

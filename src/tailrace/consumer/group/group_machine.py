@@ -596,12 +596,15 @@ class Heartbeat:
     """Time of the next heartbeat, if no heartbeat is in flight then."""
     _sent_at: float | None = None
     """Time at which the heartbeat in flight was sent; None if no heartbeat is in flight."""
+    failures: int = 0
+    """Number of heartbeats that failed since the last acknowledged heartbeat, for the backoff."""
 
     def reset(self, now: float) -> None:
         """Start a new session at ``now``, and schedule a heartbeat one interval later."""
         self._alive_since = now
         self._next_at = now + self.interval_s
         self._sent_at = None
+        self.failures = 0
 
     def note_sent(self, now: float) -> None:
         """Note that a heartbeat was sent; no other heartbeat is due until it is acknowledged or has failed."""
@@ -614,11 +617,13 @@ class Heartbeat:
             self._alive_since = max(self._alive_since, self._sent_at)
             self._sent_at = None
         self._next_at = max(self._next_at, now)
+        self.failures = 0
 
     def note_failure(self, now: float, pause_s: float) -> None:
         """Note that the heartbeat failed; the next heartbeat is due after ``pause_s``."""
         self._sent_at = None
         self._next_at = now + pause_s
+        self.failures += 1
 
     def should_heartbeat(self, now: float) -> bool:
         """Return True if a heartbeat is due and none is in flight."""
