@@ -355,6 +355,16 @@ def test_an_unknown_option_names_a_similar_one():
         check_names({"zookeeper_connect": 1})
     with pytest.raises(ConfigurationError, match=r"no option 'max_poll_records' - use getmany\(max_records=...\)"):
         check_names({"max_poll_records": 1})
+    for kind in (ConsumerConfig, ProducerConfig):
+        for name in ("loop", "api_version"):
+            with pytest.raises(ConfigurationError, match=f"no option '{name}' - leave it out: "):
+                check_names({name: None}, kind=kind)
+
+
+def test_a_class_as_assignor_is_refused_in_the_constructor():
+    """A class in ``partition_assignment_strategy``, as in aiokafka, raises with the names to use."""
+    with pytest.raises(ConfigurationError, match=r"not the class list - name one or more of range, roundrobin"):
+        Consumer("orders", group_id="g", partition_assignment_strategy=[list])
 
 
 def test_a_consumer_refuses_options_in_its_constructor():

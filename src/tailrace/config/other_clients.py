@@ -117,16 +117,22 @@ OTHER_SPELLINGS: Mapping[str, str] = {**_OTHERS, **_AIOKAFKA, **_LIBRDKAFKA, **_
 """Names of options in other clients, normalized to lower case and underscores, mapped to tailrace's names."""
 
 NOT_OPTIONS: Mapping[str, str] = {
-    "client_dns_lookup": "no option: all addresses of a name are tried, as with 'use_all_dns_ips'",
+    "api_version": "leave it out: the versions of each broker are detected",
+    "api_version_auto_timeout_ms": "leave it out: the versions of each broker are detected",
+    "client_dns_lookup": "leave it out: all addresses of a name are tried, as with 'use_all_dns_ips'",
     "listener": "the option 'rebalance_listener'",
+    "loop": "leave it out: the consumer uses the event loop in which it is started",
     "max_poll_records": "getmany(max_records=...)",
 }
 """Names of options in other clients that tailrace does not have, mapped to the text that says what to use instead."""
 
 NOT_OF_PRODUCERS: Mapping[str, str] = {
+    "api_version": "leave it out: the versions of each broker are detected",
+    "api_version_auto_timeout_ms": "leave it out: the versions of each broker are detected",
     "dr_cb": "await send(), or the future that enqueue() returns",
     "dr_msg_cb": "await send(), or the future that enqueue() returns",
     "interceptor_classes": "hooks=[...]",
+    "loop": "leave it out: the producer uses the event loop in which it is started",
     "max_in_flight": "leave it out: up to five batches of a partition are in flight, and stay in order",
     "max_in_flight_requests_per_connection": (
         "leave it out: up to five batches of a partition are in flight, and stay in order"

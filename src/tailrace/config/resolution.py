@@ -429,7 +429,7 @@ def place_of(name: str) -> str:
     if name in _OF_HANDLERS:
         return "an option of handlers - pass it to @app.handler()"
     if name in NOT_OF_PRODUCERS:
-        return f"an option of producers in other clients - use {NOT_OF_PRODUCERS[name]}"
+        return f"an option of producers in other clients - {_advice(NOT_OF_PRODUCERS[name])}"
     ours = PRODUCER_SPELLINGS.get(name, name)
     if ours not in _OF_PRODUCERS:
         return ""
@@ -478,11 +478,15 @@ def check_names(
         if meant is not None:
             hint = f"it is called {meant!r} here"
         elif plain in replacements:
-            hint = f"use {replacements[plain]}"
+            hint = _advice(replacements[plain])
         else:
             default = f"help(tailrace.{'Producer' if is_producer else 'Consumer'}) lists all options"
             hint = similar(plain, [*known, *of_app]) or default
         raise ConfigurationError(f"there is no option {name!r} - {hint}")
+
+
+def _advice(replacement: str) -> str:
+    return replacement if replacement.startswith("leave it out") else f"use {replacement}"
 
 
 def _spelled_here(name: str, known: Collection[str], *, is_producer: bool) -> str | None:
@@ -756,6 +760,12 @@ def _convert_strategies(value: object, where: str) -> tuple[object, ...]:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     several = (value,) if callable(value) else value
+    classes = [one for one in several if isinstance(one, type)] if isinstance(several, Sequence) else []
+    if classes:
+        raise ConfigurationError(
+            f"{where} must be names or functions, not the class {classes[0].__name__}"
+            f" - name one or more of {', '.join(ASSIGNMENT_STRATEGIES)}, such as ('roundrobin',)"
+        )
     if not isinstance(several, Sequence) or not all(isinstance(one, str) or callable(one) for one in several):
         raise ConfigurationError(f"{where} must be a name, a function, or a list of them, not {value!r}")
     return tuple(several)

@@ -112,8 +112,11 @@ held for another member. If that other member is alive, the join is refused.
 """
 
 
-def error_of(code: int, request: GroupRequestKind) -> TailraceError:
-    """Return the error that reports ``code`` to the application."""
+def error_of(code: int, request: GroupRequestKind, assignor: str = "") -> TailraceError:
+    """Return the error that reports ``code`` to the application.
+
+    ``assignor`` is the assignor that the group uses; empty if it is unknown.
+    """
     if request in _GROUP_HEARTBEATS and (error := _error_of_group_heartbeat(code)) is not None:
         return error
     if code == ErrorCode.FENCED_INSTANCE_ID:
@@ -125,14 +128,22 @@ def error_of(code: int, request: GroupRequestKind) -> TailraceError:
         return NoCommonAssignorError(
             "the group's members have no assignment strategy in common, or it is not a consumer group"
             f" {_code_text(code)}"
-            " - set partition_assignment_strategy to a strategy that all members offer, such as ('range',),"
-            " or use another group_id"
+            f" - set partition_assignment_strategy to {_common_strategy(assignor)}, or use another group_id"
         )
     if code == ErrorCode.GROUP_MAX_SIZE_REACHED:
         option = "group.consumer.max.size" if request in _GROUP_HEARTBEATS else "group.max.size"
         detail = f"{request} was refused: the group is full, so stop another member, or raise the brokers' {option}"
         return broker_error(code, detail)
     return broker_error(code, f"{request} was refused")
+
+
+def _common_strategy(assignor: str) -> str:
+    if assignor:
+        return f"({assignor!r},), which the group uses now"
+    return (
+        "a strategy that all members offer (`tailrace groups show GROUP` shows the group's assignor; by default,"
+        " aiokafka offers 'roundrobin', other clients 'range')"
+    )
 
 
 def _error_of_group_heartbeat(code: int) -> TailraceError | None:

@@ -67,6 +67,7 @@ from tailrace.errors import (
     BrokerError,
     GroupAuthorizationFailedError,
     MalformedMessageError,
+    NoCommonAssignorError,
     RebalanceError,
     RequestTimedOutError,
     TailraceError,
@@ -122,6 +123,8 @@ __all__ = [
 ResponseT = TypeVar("ResponseT")
 
 _LEAVE_ATTEMPTS = 2
+_DESCRIBE_S = 5.0
+"""Time in seconds for the description of a group that an error message names the assignor of."""
 _NOT_A_MEMBER = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND})
 """Error codes in the answer to a leave if the group has removed the member already."""
 _METADATA_ATTEMPTS = 3
@@ -237,13 +240,29 @@ class GroupRequests:
             if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
                 return MemberIdAssigned(answer.member_id)
             if answer.error_code:
-                return self.event_of(answer.error_code, GroupRequestKind.JOIN)
+                event = self.event_of(answer.error_code, GroupRequestKind.JOIN)
+                if isinstance(event, MembershipFailed) and isinstance(event.error, NoCommonAssignorError):
+                    assignor = await self._assignor_of_group(coordinator)
+                    return MembershipFailed(error_of(answer.error_code, GroupRequestKind.JOIN, assignor))
+                return event
             try:
                 return self._protocol.joined(answer)
             except MalformedMessageError as error:
                 return MembershipFailed(error)
 
         return await self._while_coordinator_answers(coordinator, join())
+
+    async def _assignor_of_group(self, coordinator: Broker) -> str:
+        """Return the assignor that the group has chosen, for an error message; an empty string if it is unknown."""
+        from tailrace.protocol.groups import DescribeGroupsRequest  # noqa: PLC0415 - as in _describe_group
+
+        try:
+            request = DescribeGroupsRequest((self.group_id,))
+            (group,) = (await coordinator.send(request, timeout_s=_DESCRIBE_S)).groups
+        except TailraceError:
+            return ""
+        is_known = not group.error_code and group.protocol_type == self._protocol.protocol_type
+        return group.protocol_data if is_known else ""
 
     async def _send_held(self, coordinator: Broker, request: Request[ResponseT], timeout_s: float) -> ResponseT:
         """Send a join or sync, and repeat it on a new connection if it is not answered for two thirds of a session.
