@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import re
 import signal
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tailrace import Consumer
 from tests.support.witness import Witness
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto"
@@ -62,6 +64,30 @@ async def test_programs_of_both_columns_do_the_same(kafka_server, origin, which)
     assert seen == SEEN[origin], complaints.decode()
     assert process.returncode == 0
     assert which == "old" or complaints == b""
+
+
+async def test_the_program_with_signal_handlers_ends_between_two_batches(kafka_server):
+    """At SIGTERM, the program for services ends with exit code 0, and each published order is committed."""
+    orders, invoices, group = (f"{kind}-{uuid.uuid4().hex[:12]}" for kind in "oig")
+    kafka_server.create_topic(orders)
+    kafka_server.create_topic(invoices)
+    witness = Witness(kafka_server.bootstrap_servers)
+    witness.produce(orders, ORDERS)
+    program = programs("aiokafka")[2].replace('"orders"', repr(orders)).replace('"invoices"', repr(invoices))
+    environment = {**os.environ, "TAILRACE_BOOTSTRAP_SERVERS": kafka_server.bootstrap_servers}
+
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program.replace('"billing"', repr(group)), stderr=asyncio.subprocess.PIPE, env=environment
+    )
+    options = {"bootstrap_servers": kafka_server.bootstrap_servers, "group_id": f"{group}-check"}
+    async with asyncio.timeout(90):
+        async with Consumer(invoices, **options) as consumer:
+            published = [(await consumer.getone()).value for _ in ORDERS]
+        process.send_signal(signal.SIGTERM)
+        _, complaints = await process.communicate()
+
+    assert (process.returncode, published) == (0, ORDERS), complaints.decode()
+    assert await witness.committed(group, orders, 1) == {0: len(ORDERS)}
 
 
 def test_the_differences_that_break_programs_silently_come_first():
