@@ -247,6 +247,8 @@ class BrokerVersions:
             if supported is None
             else f"supports {supported.min_version} to {supported.max_version}"
         )
-        wanted = "tailrace supports" if versions[0] == api.versions[0] else "required are"
-        listed = f"versions {versions[0]} to {versions[-1]}" if len(versions) > 1 else f"version {versions[0]}"
+        is_one = len(versions) == 1
+        listed = f"version {versions[0]}" if is_one else f"versions {versions[0]} to {versions[-1]}"
+        required = "required is" if is_one else "required are"
+        wanted = "tailrace supports" if versions[0] == api.versions[0] else required
         return f"{api.name}: {wanted} {listed}, the broker {support}"
