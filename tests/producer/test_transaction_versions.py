@@ -175,9 +175,7 @@ async def test_a_leader_without_version_12_ends_the_producer(ledger, proxy, grou
 
         with proxy.edit_answer(ApiVersionsRequest, limited, times=None):
             await producer.send(OutgoingRecord(topic, b"1", partition=0))
-            with pytest.raises(
-                PublishError, match=r"Produce: required is version 12, the broker supports \d to 11"
-            ):
+            with pytest.raises(PublishError, match=r"Produce: required is version 12, the broker supports \d to 11"):
                 await producer.commit()
 
     assert await ledger.values(topic) == []
