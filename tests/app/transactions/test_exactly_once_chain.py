@@ -216,8 +216,12 @@ async def test_a_process_that_was_suspended_too_long_commits_nothing(server, pro
 
 
 @pytest.mark.timeout(200)
-async def test_killed_apps_and_brokers_publish_each_record_once_for_java(mortal_server):
-    """Java's read_committed consumer finds each record once, although app and broker are killed in transactions."""
+async def test_killed_apps_and_frozen_brokers_publish_each_record_once_for_java(mortal_server):
+    """Java's read_committed consumer finds each record once, although app and broker fail in transactions.
+
+    The broker is frozen, not killed: Kafka 4.3 skips the markers of a transaction that its coordinator ends while it
+    starts and is the leader, too ("Couldn't find leader endpoint for partitions … can be skipped" in server.log).
+    """
     ledger, chance, count = CommittedRecords(mortal_server), random.Random(7), 20_000
     source, target = ledger.topic(PARTITIONS), ledger.topic(PARTITIONS)
     link = Link(mortal_server, source, target, group_instance_id="a", transactional_id="{group}-{instance}")
@@ -228,12 +232,13 @@ async def test_killed_apps_and_brokers_publish_each_record_once_for_java(mortal_
         await until_there(ledger, target, round(share * count))
         await asyncio.sleep(chance.uniform(0, 0.2))
         # The broker is leader, group coordinator and transaction coordinator.
-        await asyncio.to_thread(mortal_server.kill)
-        if share in {0.4, 0.85}:
-            await link.kill_and_start()
-        await asyncio.to_thread(mortal_server.restart)
-        # librdkafka's admin client keeps its view of a cluster without leaders.
-        ledger = CommittedRecords(mortal_server)
+        mortal_server.pause()
+        try:
+            await asyncio.sleep(chance.uniform(0.5, 2))
+            if share in {0.4, 0.85}:
+                await link.kill_and_start()
+        finally:
+            mortal_server.resume()
     await until_through(ledger, link, source)
     await link.running()
     link.signal(signal.SIGTERM)
