@@ -483,7 +483,8 @@ def test_messages_compare_by_content_and_are_immutable():
     message = Message({"total": 5}, key="ann", headers=[("x", b"1")])
 
     assert message == Message({"total": 5}, "ann", [("x", b"1")], None, None)
-    assert Message(None) == Message(value=None, key=None, headers=(), partition=None, topic=None)
+    assert Message(None) == Message(value=None, headers=(), partition=None, topic=None)
+    assert Message(None) != Message(None, key=None)  # the first has the key of the handled record
     with pytest.raises(dataclasses.FrozenInstanceError):
         message.key = "bob"
 
