@@ -147,7 +147,7 @@ async def test_no_record_is_lost_while_authorities_rotate_under_load(name, tmp_p
     with KafkaServer(security="MTLS", config={**files.broker, "ssl.allow.dn.changes": True}) as server:
         server.create_topic(name)
         witness = Witness(f"127.0.0.1:{server.node.ports.internal}")
-        end = files.issue(former, 6)
+        end = files.issue(former, 20)
         await changed(server, files)
         options = {**server.client_options, **files.client, "auto_offset_reset": "earliest", "hooks": [events]}
         recycled = {"connections_max_idle_ms": 1, "heartbeat_interval_ms": 100, "auto_commit_interval_ms": 100}

@@ -160,7 +160,7 @@ class Cluster:
 
 def _check(process: asyncio.subprocess.Process, text: str, command: str) -> None:
     """Raise an error with the text of a command unless it has succeeded."""
-    if process.returncode and "tailrace supports versions" in text:
+    if process.returncode and "tailrace supports version" in text:
         raise UnsupportedVersionError(" ".join(text.split()).removeprefix(f"tailrace {command}: "))
     assert process.returncode == 0, f"{command}: {text[-600:]}"
 
