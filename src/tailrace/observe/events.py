@@ -486,7 +486,7 @@ class CommitFailed(Event):
 
     level = logging.WARNING
     repeated_s = 30.0
-    repeated_fields = ("group_id", "error", "will_retry")
+    repeated_fields = ("group_id", "will_retry")
     group_id: str
     error: str
     will_retry: bool

@@ -27,8 +27,6 @@ _DECIMALS = 6
 """Maximum number of decimals of a number in the log."""
 _MAX_REPEATED = 100
 """Maximum number of different repeated events that an observer counts."""
-_ATTEMPTS = re.compile(r" \(\d+ attempts, next in [\d.]+ s\)")
-"""Part of the error of a broker that cannot be reached; otherwise equal events differ in it."""
 
 
 def _escape(record: logging.LogRecord) -> bool:
@@ -120,7 +118,7 @@ class Observer:
         except RuntimeError:  # Only event loops have the clock.
             return True
         names = fields if event.repeated_fields is None else event.repeated_fields
-        key = (type(event), *(_ATTEMPTS.sub("", str(fields[name])) for name in names))
+        key = (type(event), *(str(fields[name]) for name in names))
         known = self._repeated.get(key)
         if known is not None and now < known.next_at:
             self._repeated[key] = known._replace(skipped=known.skipped + 1)
@@ -243,7 +241,7 @@ class TelemetryGuard:
 # ---- wrapping of handlers and the publisher --------------------------------------------------------------------------
 
 Publish: TypeAlias = Callable[..., Awaitable[Any]]
-"""Function with the parameters and the result of ``tailrace.producer.publisher.Publisher.publish``."""
+"""Function that publishes a record: ``(topic, value, *, key, headers, partition, timestamp_ms)``, encoded."""
 
 
 @dataclass(frozen=True, slots=True)
