@@ -143,16 +143,11 @@ class PartitionResolver:
                 timeout_s=DEFAULT_LOOKUP_S if self._timeout_s is None else self._timeout_s,
                 what=f"finding topic {topic!r}",
             )
-        except (BrokerError, BrokerConnectionError) as error:
+        except (BrokerError, BrokerConnectionError, PublishError) as error:
             self._topics.pop(topic, None)
             self._cluster.watch(self, self._topics)
-            lookup.error = PublishError(str(error))
+            lookup.error = error if isinstance(error, PublishError) else PublishError(str(error))
             raise lookup.error from None
-        except PublishError as error:
-            self._topics.pop(topic, None)
-            self._cluster.watch(self, self._topics)
-            lookup.error = error
-            raise
         finally:
             reminder.cancel()
             del self._lookups[topic]
