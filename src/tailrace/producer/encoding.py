@@ -14,7 +14,7 @@ from tailrace.errors import PublishError, SchemaRegistryError
 from tailrace.producer.publisher import Headers, OutgoingRecord
 from tailrace.user_exceptions import message_of
 
-__all__ = ["Message", "MessageDetails", "RecordEncoder", "check_partition", "encoded_headers"]
+__all__ = ["Message", "MessageDetails", "RecordEncoder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +129,12 @@ def _record(topic: str, value: object, key: object, rest: MessageDetails) -> Out
     if key is not None and type(key) is not bytes:
         raise TypeError(f"the codec or key_serializer must return bytes, not {type(key).__name__}")
     if partition is not None:
-        check_partition(partition)
-    encoded = encoded_headers(headers) if headers else ()
+        _check_partition(partition)
+    encoded = _encoded_headers(headers) if headers else ()
     return OutgoingRecord(topic, value, key, encoded, partition, timestamp_ms)
 
 
-def encoded_headers(given: object) -> Headers:
+def _encoded_headers(given: object) -> Headers:
     if isinstance(given, Mapping):
         raise TypeError("headers must be a list of (name, value) pairs, not a mapping - pass list(headers.items())")
     if not isinstance(given, Iterable):
@@ -152,7 +152,7 @@ def _header(given: object) -> tuple[str, bytes | None]:
             )
 
 
-def check_partition(given: object) -> None:
+def _check_partition(given: object) -> None:
     if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 0):
         raise TypeError(f"partition must be a non-negative integer, not {given!r}")
 

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, cast
+from typing import Any, Generic, Protocol, Self, TypeAlias, cast
 
 import msgspec
 from typing_extensions import Unpack
@@ -29,13 +29,13 @@ from tailrace.config import (
 from tailrace.core.transaction_offsets import OffsetSource, TransactionOffsets
 from tailrace.errors import ConfigurationError, ConsumerStateError, PublishError, PublishTooLargeError, TailraceError
 from tailrace.net.cluster import Cluster
-from tailrace.observe.hooks import Hook, Instrumentation, Publish
+from tailrace.observe.hooks import Hook, Instrumentation
 from tailrace.observe.statistics import ProducerStatistics
-from tailrace.producer.encoding import Message, RecordEncoder
-from tailrace.producer.publisher import Headers, OutgoingRecord, Published, error_of_several
+from tailrace.producer.encoding import Message, MessageDetails, RecordEncoder
+from tailrace.producer.publisher import OutgoingRecord, Published, error_of_several
 from tailrace.producer.record_producer import RecordProducer
 from tailrace.producer.runtime import DEFAULT_LOOKUP_S
-from tailrace.producer.traces import current_trace, with_trace
+from tailrace.producer.traces import current_trace, with_trace, within_instrumentations
 from tailrace.producer.transaction_machine import ProducerState
 from tailrace.producer.transactional_producer import ABORT_S, TransactionalProducer
 from tailrace.records import TopicPartition
@@ -47,6 +47,8 @@ _NOT_STARTED = "this producer is not started - use `async with Producer(...)`, o
 _STOPPED = "this producer was stopped - create another"
 _OVERHEAD_BYTES = 70
 """Maximum size of a record in a batch of its own, without key, value and headers."""
+_Layered: TypeAlias = Callable[[OutgoingRecord], Coroutine[Any, Any, Published]]
+"""Function that publishes a record within the spans of instrumentations."""
 _appended: ContextVar[asyncio.Future[None] | None] = ContextVar("tailrace_appended", default=None)
 """Future that completes when the record of an instrumented call is in a batch."""
 
@@ -105,7 +107,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         self.event_loop: asyncio.AbstractEventLoop | None = None
         """Event loop of the started producer; None before the start. It is internal to tailrace."""
         self._is_stopped = False
-        self._layered: Publish | None = None
+        self._layered: _Layered | None = None
         """Function that publishes within the spans of instrumentations; None without instrumentations."""
         self._instrumented_calls: set[asyncio.Task[Published]] = set()
 
@@ -158,9 +160,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         self.event_loop = asyncio.get_running_loop()
         layers = [one for one in cast("tuple[Hook, ...]", self._config.hooks) if isinstance(one, Instrumentation)]
         if layers:
-            self._layered = self._publish_instrumented
-            for layer in reversed(layers):
-                self._layered = layer.around_publish(self._layered)
+            self._layered = within_instrumentations(self._publish, layers)
 
     async def stop(self) -> None:
         """Wait until all records are acknowledged, abort an open transaction, and close the connections.
@@ -254,14 +254,12 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             ConsumerStateError, BufferFullError, PublishError, SchemaRegistryError: see ``send``.
         """
         engine = self._started()
-        encoder = self._encoder
         _check_topic(topic)
-        if encoder.is_immediate:
-            record = encoder.encode_now(topic, value, key, (headers, partition, timestamp_ms))
+        details = (headers, partition, timestamp_ms)
+        if self._encoder.is_immediate:
+            record = self._encoder.encode_now(topic, value, key, details)
         else:
-            record = await self._within_max_block(
-                encoder.encode(topic, value, key, (headers, partition, timestamp_ms)), topic
-            )
+            record = await self._encode(topic, value, key, details)
         if self._layered is not None:
             return await self._enqueue_instrumented(self._layered, record)
         return await self._append(engine, record)
@@ -289,8 +287,8 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
                 raise PublishError("a Message has no topic - set topic= of the Message or of send_many()")
             _check_topic(to)
             key = None if one.key is msgspec.UNSET else one.key
-            encoded = self._encoder.encode(to, one.value, key, (one.headers, one.partition, one.timestamp_ms))
-            records.append(await self._within_max_block(encoded, to))
+            details = (one.headers, one.partition, one.timestamp_ms)
+            records.append(await self._encode(to, one.value, key, details))
         for record in records:
             self._check_size(record)
         futures: list[asyncio.Future[Published]] = []
@@ -400,13 +398,12 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             await asyncio.sleep(0)
         return future
 
-    async def _within_max_block(self, encoding: Any, topic: str) -> OutgoingRecord:  # noqa: ANN401 - a coroutine
-        if self._encoder.is_immediate:
-            return cast("OutgoingRecord", await encoding)
+    async def _encode(self, topic: str, value: object, key: object, details: MessageDetails) -> OutgoingRecord:
+        """Encode a record; fetch its schemas within ``max_block_ms`` if they are unknown."""
         limit_s = self._config.max_block_ms / 1000 or DEFAULT_LOOKUP_S
         try:
             async with asyncio.timeout(limit_s):
-                return cast("OutgoingRecord", await encoding)
+                return await self._encoder.encode(topic, value, key, details)
         except TimeoutError:
             raise PublishError(
                 f"{topic}: no schema within max_block_ms ({limit_s:.1f} s) - check the schema registry"
@@ -414,12 +411,12 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
 
     # ---- instrumentation ---------------------------------------------------------------------------------------
 
-    async def _enqueue_instrumented(self, publish: Publish, record: OutgoingRecord) -> asyncio.Future[Published]:
+    async def _enqueue_instrumented(self, layered: _Layered, record: OutgoingRecord) -> asyncio.Future[Published]:
         """Run the instrumentations in a task of their own, and return it when the record is in a batch."""
         appended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         token = _appended.set(appended)
         try:
-            task = asyncio.create_task(_called(publish, record), name="tailrace publish")
+            task = asyncio.create_task(layered(record), name="tailrace publish")
         finally:
             _appended.reset(token)
         self._instrumented_calls.add(task)
@@ -434,17 +431,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             await task
         return task
 
-    async def _publish_instrumented(  # noqa: PLR0913 - public: instrumentations call it
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Headers = (),
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> Published:
-        record = OutgoingRecord(topic, value, key, headers, partition, timestamp_ms)
+    async def _publish(self, record: OutgoingRecord) -> Published:
         future = await self._append(self._started(), record)
         if (appended := _appended.get()) is not None and not appended.done():
             appended.set_result(None)
@@ -521,15 +508,3 @@ def _client_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def _check_topic(topic: object) -> None:
     if not isinstance(topic, str):
         raise PublishError(f"topic must be a string such as 'orders', not {topic!r}")
-
-
-async def _called(publish: Publish, record: OutgoingRecord) -> Published:
-    published: Published = await publish(
-        record.topic,
-        record.value,
-        key=record.key,
-        headers=record.headers,
-        partition=record.partition,
-        timestamp_ms=record.timestamp_ms,
-    )
-    return published

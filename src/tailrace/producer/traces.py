@@ -1,13 +1,18 @@
-"""Trace headers of published records: of the active OpenTelemetry span, or of the record that is being handled."""
+"""Traces of published records: their headers, and the instrumentations within which they are published.
+
+The trace is that of the active OpenTelemetry span, or of the record that is being handled.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import ContextVar
+from typing import Any, TypeVar
 
-from tailrace.observe.hooks import TelemetryGuard
-from tailrace.producer.publisher import Headers
+from tailrace.observe.hooks import Instrumentation, Publish, TelemetryGuard
+from tailrace.producer.publisher import Headers, OutgoingRecord
 
 __all__ = [
     "OPENTELEMETRY",
@@ -17,7 +22,10 @@ __all__ = [
     "record_trace",
     "trace_in",
     "with_trace",
+    "within_instrumentations",
 ]
+
+PublishedT = TypeVar("PublishedT")
 
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate", "baggage"})
 """Headers that propagate a trace (W3C Trace Context, W3C Baggage)."""
@@ -64,3 +72,37 @@ def with_trace(headers: Headers, trace: Headers) -> Headers:
     if not trace or any(name in _TRACE_HEADERS for name, _ in headers):
         return headers
     return [*headers, *trace]
+
+
+def within_instrumentations(
+    publish: Callable[[OutgoingRecord], Awaitable[PublishedT]], instrumentations: Iterable[Instrumentation]
+) -> Callable[[OutgoingRecord], Coroutine[Any, Any, PublishedT]]:
+    """Return a function that calls ``publish`` within ``instrumentations``; the first one is the outermost."""
+
+    async def publish_fields(  # noqa: PLR0913 - public: instrumentations call it
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> PublishedT:
+        return await publish(OutgoingRecord(topic, value, key, headers, partition, timestamp_ms))
+
+    outermost: Publish = publish_fields
+    for layer in reversed(tuple(instrumentations)):
+        outermost = layer.around_publish(outermost)
+
+    async def publish_record(record: OutgoingRecord) -> PublishedT:
+        published: PublishedT = await outermost(
+            record.topic,
+            record.value,
+            key=record.key,
+            headers=record.headers,
+            partition=record.partition,
+            timestamp_ms=record.timestamp_ms,
+        )
+        return published
+
+    return publish_record

@@ -16,11 +16,11 @@ import msgspec
 from tailrace.app.publish.encoding import encode_messages, messages_in
 from tailrace.codecs.protocols import AnyCodec
 from tailrace.errors import PublishError
-from tailrace.observe.hooks import Instrumentation, Publish
+from tailrace.observe.hooks import Instrumentation
 from tailrace.producer.encoding import RecordEncoder
 from tailrace.producer.publisher import Headers, OutgoingRecord, Published, Publisher
 from tailrace.producer.record_producer import RecordProducer
-from tailrace.producer.traces import current_trace, with_trace
+from tailrace.producer.traces import current_trace, with_trace, within_instrumentations
 
 __all__ = [
     "HandlerTask",
@@ -163,40 +163,14 @@ class ResultPublisher:
 # ---- instrumentation of a publisher ----------------------------------------------------------------------------------
 
 
-def instrumented(publisher: Publisher, instrumentations: Iterable[Instrumentation]) -> Publisher:
+def instrumented(publisher: Publisher, instrumentations: Sequence[Instrumentation]) -> Publisher:
     """Return a publisher that calls ``publisher`` within ``instrumentations``; the first one is the outermost."""
-    layers = tuple(instrumentations)
-    if not layers:
-        return publisher
-
-    async def publish(  # noqa: PLR0913 - public: instrumentations call it
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Headers = (),
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> Published | None:
-        return await publisher.publish(OutgoingRecord(topic, value, key, headers, partition, timestamp_ms))
-
-    outermost: Publish = publish
-    for layer in reversed(layers):
-        outermost = layer.around_publish(outermost)
-    return _InstrumentedPublisher(outermost)
+    return _InstrumentedPublisher(publisher, instrumentations) if instrumentations else publisher
 
 
 class _InstrumentedPublisher:
-    def __init__(self, publish: Publish) -> None:
-        self._publish = publish
+    def __init__(self, publisher: Publisher, instrumentations: Sequence[Instrumentation]) -> None:
+        self._publish = within_instrumentations(publisher.publish, instrumentations)
 
     async def publish(self, record: OutgoingRecord) -> Published | None:
-        published: Published | None = await self._publish(
-            record.topic,
-            record.value,
-            key=record.key,
-            headers=record.headers,
-            partition=record.partition,
-            timestamp_ms=record.timestamp_ms,
-        )
-        return published
+        return await self._publish(record)
