@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import cached_property
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Self, cast
@@ -472,8 +473,8 @@ class App(Handlers):
             PublishError: The value cannot be encoded, the message was not acknowledged, or no broker was reached yet.
             SchemaRegistryError: A schema is needed, and the schema registry does not answer.
         """
-        publisher, encoder = self._open_publisher(topic), RecordEncoder(self.codec, where="publish()")
-        (out,) = await encode_messages([Message(value, key, headers, partition)], topic, encoder)
+        publisher = self._open_publisher(topic)
+        (out,) = await encode_messages([Message(value, key, headers, partition)], topic, self._encoder)
         return await publish_one(publisher, out)
 
     async def publish_many(self, messages: Iterable[Message], topic: str | None = None) -> list[Published | None]:
@@ -508,6 +509,10 @@ class App(Handlers):
             raise ConsumerStateError(
                 "this app is started - declare handlers and hooks, and call include() and configure(), before the start"
             )
+
+    @cached_property
+    def _encoder(self) -> RecordEncoder:
+        return RecordEncoder(self.codec, where="publish()")
 
     def _open_publisher(self, where: str) -> Publisher:
         running, supervisor = self.runtime.started_run, self.runtime.supervisor
