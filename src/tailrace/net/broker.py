@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import anyio
 
-from tailrace.config import ConsumerConfig
+from tailrace.config import ClientConfig
 from tailrace.core.backoff import Backoff
 from tailrace.core.cluster_metadata import ExpectedBroker
 from tailrace.errors import (
@@ -119,7 +119,7 @@ class Broker:
         self._may_connect = connects_on_demand
 
     @classmethod
-    def from_metadata(cls, node: BrokerMetadata, config: ConsumerConfig, observer: Observer | None = None) -> Broker:
+    def from_metadata(cls, node: BrokerMetadata, config: ClientConfig, observer: Observer | None = None) -> Broker:
         """Return a broker that belongs to no Cluster; ``connect`` must be called before requests are sent."""
         return cls(node, Dialer(config, observer), observer or Observer())
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from tailrace.config import ConsumerConfig
+from tailrace.config import ClientConfig
 from tailrace.core.cluster_metadata import ExpectedBroker
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import (
@@ -199,7 +199,7 @@ class _DialProgress:
 class Dialer:
     """Opener of connections, all with the same options."""
 
-    def __init__(self, config: ConsumerConfig, observer: Observer | None = None) -> None:
+    def __init__(self, config: ClientConfig, observer: Observer | None = None) -> None:
         self.config = config
         emit = (observer or Observer()).emit
         self._tls = TlsFiles(config, lambda reason: emit(TlsFilesRefused(reason)))

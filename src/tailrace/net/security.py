@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from tailrace.config import ConsumerConfig, TokenProvider
+from tailrace.config import ClientConfig, TokenProvider
 from tailrace.context_managers import contextmanager
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import (
@@ -75,7 +75,7 @@ class TlsFiles:
         ConfigurationError: a file cannot be read or is invalid.
     """
 
-    def __init__(self, config: ConsumerConfig, on_failure: Callable[[str], None]) -> None:
+    def __init__(self, config: ClientConfig, on_failure: Callable[[str], None]) -> None:
         self._config, self._on_failure = config, on_failure
         self._loaded_of = self._stamps()
         self._context = _tls_context(config)
@@ -103,7 +103,7 @@ class TlsFiles:
         return stamps
 
 
-def _tls_context(config: ConsumerConfig) -> ssl.SSLContext | None:
+def _tls_context(config: ClientConfig) -> ssl.SSLContext | None:
     if config.security_protocol not in {"SSL", "SASL_SSL"}:
         return None
     if config.ssl_context is not None:
@@ -158,7 +158,7 @@ def _file_of(path: str | None, text: str | None) -> Iterator[str | None]:
             Path(name).unlink()
 
 
-def check_password_file(config: ConsumerConfig) -> None:
+def check_password_file(config: ClientConfig) -> None:
     """Check that ``sasl_plain_password_file``, if it is needed, contains a password.
 
     Raises:
@@ -171,7 +171,7 @@ def check_password_file(config: ConsumerConfig) -> None:
             raise ConfigurationError(str(error)) from None
 
 
-def password_of(config: ConsumerConfig) -> Secret:
+def password_of(config: ClientConfig) -> Secret:
     """Return the password for PLAIN and SCRAM.
 
     Raises:
@@ -197,7 +197,7 @@ def password_of(config: ConsumerConfig) -> Secret:
 
 
 async def authenticate(
-    exchange: Exchange, config: ConsumerConfig, host: str, provider: TokenProvider | None, *, has_signed_in: bool
+    exchange: Exchange, config: ClientConfig, host: str, provider: TokenProvider | None, *, has_signed_in: bool
 ) -> float | None:
     """Authenticate by SASL and return the lifetime of the session in seconds; None if the session does not expire.
 
@@ -282,7 +282,7 @@ def _refusal(code: int, message: str | None, mechanism: str) -> str:
     return f"{mechanism}: {message or 'refused'} ({name_of(code)})"
 
 
-def _authenticator(config: ConsumerConfig, host: str, provider: TokenProvider | None) -> _Authenticator:
+def _authenticator(config: ClientConfig, host: str, provider: TokenProvider | None) -> _Authenticator:
     # Imported here, because this import loads aiokafka's whole client, which is needed for SASL only.
     from aiokafka.conn import (  # noqa: PLC0415
         OAuthAuthenticator,
@@ -325,7 +325,7 @@ def _check_encodable(**options: str) -> None:
             )
 
 
-def token_provider(config: ConsumerConfig, emit: Callable[[TokenRenewalFailed], None]) -> TokenProvider | None:
+def token_provider(config: ClientConfig, emit: Callable[[TokenRenewalFailed], None]) -> TokenProvider | None:
     """Return the token provider of a client, which caches tokens if it is named; None if the client needs none.
 
     ``emit`` is called if a token cannot be renewed and the former one is used.
@@ -350,7 +350,7 @@ class TokenProviderAdapter:
     not called by aiokafka, whose frames have the token in a local variable.
     """
 
-    def __init__(self, provider: TokenProvider, config: ConsumerConfig) -> None:
+    def __init__(self, provider: TokenProvider, config: ClientConfig) -> None:
         self._provider: Callable[[], object] = provider
         # Less than the time limit of the connection, so that the error names the provider.
         self._timeout_s = 0.9 * config.socket_connection_setup_timeout_ms / 1000

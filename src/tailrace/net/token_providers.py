@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from tailrace.awaitables import is_coroutine_function, resolve_result
-from tailrace.config import ConsumerConfig, TokenProvider, similar_provider
+from tailrace.config import ClientConfig, TokenProvider, similar_provider
 from tailrace.errors import (
     AuthenticationError,
     BrokerConnectionError,
@@ -69,7 +69,7 @@ class _Token(NamedTuple):
 Emit: TypeAlias = Callable[[TokenRenewalFailed], None]
 
 
-def named_provider(name: str, config: ConsumerConfig, emit: Emit) -> TokenProvider:
+def named_provider(name: str, config: ClientConfig, emit: Emit) -> TokenProvider:
     """Return the token provider of a name, such as ``aws:eu-west-1`` or ``package.module:function``.
 
     ``emit`` is called if a token cannot be renewed and the former one is used.
@@ -361,7 +361,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 class _OidcTokens:
     """Tokens of an identity provider, by client credentials (RFC 6749) or a JWT as authorization grant (RFC 7523)."""
 
-    def __init__(self, config: ConsumerConfig) -> None:
+    def __init__(self, config: ClientConfig) -> None:
         self._config = config
 
     def __call__(self) -> _Token:

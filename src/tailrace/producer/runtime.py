@@ -220,7 +220,10 @@ _GRACE_S = 1.0
 
 
 def new_cluster(config: ProducerConfig) -> Cluster:
-    """Create a cluster that emits its events to the hooks of ``config``."""
+    """Create a cluster that emits its events to the hooks of ``config``.
+
+    Its options that only consumers have, such as ``isolation_level`` for listing offsets, have their defaults.
+    """
     shared = {field.name: getattr(config, field.name) for field in dataclasses.fields(ClientConfig)}
     return Cluster(ConsumerConfig(**shared), _observer(config))
 
