@@ -46,15 +46,17 @@ def until_gone(pids: list[int]) -> None:
 def killed_in_its_second_batch(world, how: str, **options) -> dict[int, int]:
     """Kill a driver in its second batch and return the committed offsets."""
     driver = started(world, how=how, **options)
-    waiting = threading.Event()
-    for _ in range(_WAIT_S * 10):
-        # A stream commits when Spark reports the batch, maybe during the next one.
-        if driver.poll() is not None or ((world.folder / "happened").exists() and sum(world.committed.values()) > 0):
-            break
-        waiting.wait(0.1)
-    assert (world.folder / "happened").exists(), (world.folder / "stderr").read_text()
-    driver.kill()
-    driver.communicate(timeout=60)
+    waiting, happened = threading.Event(), world.folder / "happened"
+    try:
+        for _ in range(_WAIT_S * 10):
+            # A stream commits when Spark reports the batch, maybe during the next one.
+            if driver.poll() is not None or (happened.exists() and sum(world.committed.values()) > 0):
+                break
+            waiting.wait(0.1)
+        assert happened.exists(), (world.folder / "stderr").read_text()
+    finally:
+        driver.kill()
+        driver.communicate(timeout=60)
     until_gone(world.ledger.pids)
     return world.committed
 
