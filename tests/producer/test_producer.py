@@ -41,13 +41,6 @@ from tailrace.testing import KafkaServer
 
 
 @pytest.fixture
-def topic(kafka_server) -> str:
-    name = f"t-{uuid.uuid4().hex[:12]}"
-    kafka_server.create_topic(name, 3)
-    return name
-
-
-@pytest.fixture
 def new_producer(kafka_server):
     def make(**options: Any) -> Producer:
         return Producer(bootstrap_servers=kafka_server.bootstrap_servers, **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable
 
 import pytest
@@ -24,13 +23,6 @@ from tailrace.producer.record_producer import RecordProducer
 from tailrace.producer.transaction_machine import ProducerState
 from tailrace.producer.transactional_producer import TransactionalProducer
 from tailrace.testing import KafkaServer
-
-
-@pytest.fixture
-def topic(kafka_server) -> str:
-    name = f"t-{uuid.uuid4().hex[:12]}"
-    kafka_server.create_topic(name, 3)
-    return name
 
 
 @pytest.fixture
