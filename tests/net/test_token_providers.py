@@ -224,7 +224,9 @@ async def test_an_endpoint_that_hangs_ends_in_time(validating, identity_provider
     identity_provider.hangs = True
     for _ in range(2):
         error = await refusal(validating, **oidc, socket_connection_setup_timeout_ms=2_000)
-        assert re.search(r"sasl_oauth_token_provider returned no token within [12]\.\d s - can it reach", str(error))
+        # Before its own limit, the provider may meet that of the connection, which began to count earlier.
+        own, of_connection = r"sasl_oauth_token_provider returned no token", "sasl_oauth_token_provider or the broker"
+        assert re.search(rf"{own} within 1\.8 s - can it|not signed in within 2\.0 s - {of_connection}", str(error))
         assert isinstance(error, BrokerConnectionError)
 
 

@@ -107,6 +107,17 @@ async def test_a_silent_server_times_out(security):
     assert "no connection within 0.3 s - the host is down, a firewall drops packets, or the broker hangs" in str(error)
 
 
+async def test_a_broker_that_hangs_while_signing_in_is_told_from_an_unreachable_one():
+    """The error of a broker that answers ApiVersions, but not SaslHandshake, speaks of signing in, not of networks."""
+    sasl = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN"}
+    sasl |= {"sasl_plain_username": "billing", "sasl_plain_password": "s3cret"}
+    async with Peer(opens_then(lambda *_: None)) as peer:
+        error = await refusal(peer.address, **sasl, socket_connection_setup_timeout_ms=1_000)
+
+    assert isinstance(error, RequestTimedOutError)
+    assert "not signed in within 1.0 s - the broker hangs, or a service that it asks does" in str(error)
+
+
 async def test_an_unfinished_frame_times_out():
     """A server that does not complete its response raises after the same timeout."""
     async with Peer(sends(struct.pack(">ii", 400, 1))) as peer:

@@ -331,16 +331,22 @@ class Dialer:
             if progress.address is not None:
                 failed[progress.address] = asyncio.get_running_loop().time()
             if isinstance(error, TimeoutError):
-                way = "" if self._proxy is None else f" through the proxy at {self._proxy.address}"
-                raise RequestTimedOutError(
-                    f"{host}:{port}: no connection within {self._timeout_s:.1f} s{way}"
-                    " - the host is down, a firewall drops packets, or the broker hangs"
-                ) from None
+                raise RequestTimedOutError(f"{host}:{port}: {self._took_too_long(progress)}") from None
             raise
         assert progress.address is not None
         failed.pop(progress.address, None)
         self._note_versions(host, port, connection.broker_versions)
         return connection
+
+    def _took_too_long(self, progress: _DialProgress) -> str:
+        way = "" if self._proxy is None else f" through the proxy at {self._proxy.address}"
+        if not progress.is_logging_in:
+            what, causes = "no connection", "the host is down, a firewall drops packets, or the broker hangs"
+        elif self._token_provider is None:
+            what, causes = "not signed in", "the broker hangs, or a service that it asks does"
+        else:
+            what, causes = "not signed in", "sasl_oauth_token_provider or the broker takes too long"
+        return f"{what} within {self._timeout_s:.1f} s{way} - {causes}"
 
     async def _connect(
         self, connection: Connection, host: str, port: int, addresses: list[SocketAddress], progress: _DialProgress
