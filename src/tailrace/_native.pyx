@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, embedsignature=True
-"""Compiled parts: the decoder of record batches of format 2, the iterator of ``async for``, the loop over handlers, and
-buffers for responses.
+"""Compiled parts: decoder and writer of record batches of format 2, the iterator of ``async for``, the loop over
+handlers, the hash of Kafka's partitioner, and buffers for responses.
 
 ``tailrace`` works without them. Every length is checked against the end
 of its record before a byte is read, because the bytes come from the network.
@@ -14,8 +14,10 @@ from cpython.list cimport PyList_AsTuple
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport INT32_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint64_t
-from libc.string cimport memcpy
+from libc.stdint cimport INT32_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from time import time
 
 cdef extern from "Python.h":
     ctypedef enum PySendResult:
@@ -280,6 +282,154 @@ cdef class Columns:
         return fixed, [
             self._keys.finish(), self._values.finish(), self._names.finish(), self._header_values.finish()
         ]
+
+
+cdef inline int length_of_varint(int64_t value) noexcept nogil:
+    """Return the number of bytes of a zigzag varint."""
+    cdef uint64_t left = (<uint64_t> value << 1) ^ <uint64_t> (value >> 63)
+    cdef int length = 1
+    while left > 0x7F:
+        left >>= 7
+        length += 1
+    return length
+
+
+cdef inline uint8_t* put_varint(uint8_t* at, int64_t value) noexcept nogil:
+    """Write a zigzag varint, and return the place after it."""
+    cdef uint64_t left = (<uint64_t> value << 1) ^ <uint64_t> (value >> 63)
+    while left > 0x7F:
+        at[0] = <uint8_t> (left | 0x80)
+        at += 1
+        left >>= 7
+    at[0] = <uint8_t> left
+    return at + 1
+
+
+cdef inline int64_t length_of_bytes(bytes content) noexcept:
+    """Return the size of nullable bytes with their length before them."""
+    return 1 if content is None else length_of_varint(len(content)) + len(content)
+
+
+cdef inline uint8_t* put_bytes(uint8_t* at, bytes content) noexcept:
+    """Write nullable bytes with their length before them, and return the place after them."""
+    if content is None:
+        return put_varint(at, -1)
+    at = put_varint(at, len(content))
+    memcpy(at, <const char*> content, len(content))
+    return at + len(content)
+
+
+@cython.final
+cdef class RecordWriter:
+    """Records of format 2 of one batch, encoded behind room for the head of the batch.
+
+    Args:
+        limit: maximum size of the batch in bytes; the first record may be larger.
+    """
+
+    cdef readonly Py_ssize_t count
+    cdef readonly int64_t first_timestamp, max_timestamp
+    cdef readonly list timestamps
+    cdef Block _content
+    cdef Py_ssize_t _limit
+    cdef object _timestamp
+
+    def __init__(self, Py_ssize_t limit):
+        self._limit, self._content, self.timestamps = limit, Block(), []
+        self._content.reserve(HEAD)
+        memset(self._content.start, 0, HEAD)
+        self._content.size = HEAD
+        self.count = self.first_timestamp = self.max_timestamp = 0
+        self._timestamp = 0
+
+    @property
+    def size(self):
+        """Number of bytes, those of the head included."""
+        return self._content.size
+
+    def append(self, bytes key, bytes value, headers, timestamp_ms):
+        """Append a record and return its size; return 0 without appending it if the batch is full or finished.
+
+        Without ``timestamp_ms``, the record has the current time.
+
+        Raises:
+            TypeError, ValueError, OverflowError: the record is invalid; nothing was appended.
+        """
+        cdef int64_t timestamp = <int64_t> (<double> time() * 1000) if timestamp_ms is None else timestamp_ms
+        cdef int64_t timestamp_delta, size, whole
+        cdef bytes header_value
+        cdef list encoded = None
+        cdef uint8_t* at
+        if self.count == 0:
+            timestamp_delta = 0
+        else:
+            timestamp_delta = <int64_t> (<uint64_t> timestamp - <uint64_t> self.first_timestamp)
+        size = 1 + length_of_varint(timestamp_delta) + length_of_varint(self.count)
+        size += length_of_bytes(key) + length_of_bytes(value)
+        if headers:
+            encoded = []
+            for name, given in headers:
+                header_value = given
+                header_name = (<str?> name).encode()
+                size += length_of_bytes(header_name) + length_of_bytes(header_value)
+                encoded.append((header_name, header_value))
+            size += length_of_varint(len(encoded))
+        else:
+            size += 1
+        whole = length_of_varint(size) + size
+        if self._limit < 0 or (self.count and self._content.size + whole >= self._limit):
+            return 0
+        if whole > INT32_MAX - self._content.size:
+            raise OverflowError("the record is larger than 2 GiB")
+        self._content.reserve(whole)
+        at = put_varint(<uint8_t*> self._content.start + self._content.size, size)
+        at[0] = 0  # attributes, unused
+        at = put_varint(put_varint(at + 1, timestamp_delta), self.count)
+        at = put_bytes(put_bytes(at, key), value)
+        if encoded is None:
+            at[0] = 0
+        else:
+            at = put_varint(at, len(encoded))
+            for header_name, header_value in encoded:
+                at = put_bytes(put_bytes(at, header_name), header_value)
+        self._content.size += whole
+        if self.count == 0:
+            self.first_timestamp = self.max_timestamp = timestamp
+            self._timestamp = timestamp
+        elif timestamp != <int64_t> self._timestamp:  # most records share the object with the record before
+            self._timestamp = timestamp
+            if timestamp > self.max_timestamp:
+                self.max_timestamp = timestamp
+        self.timestamps.append(self._timestamp)
+        self.count += 1
+        return whole
+
+    def finish(self):
+        """Return the bytes, with zeros in place of the head; no record can be appended afterwards."""
+        self._limit = -1
+        return self._content.finish()
+
+
+def murmur2(bytes data not None):
+    """Return the hash that Kafka's default partitioner uses, an unsigned 32-bit number."""
+    cdef const uint8_t* at = <const uint8_t*> <const char*> data
+    cdef Py_ssize_t left = len(data)
+    cdef uint32_t factor = 0x5BD1E995, value = 0x9747B28C ^ <uint32_t> left, word
+    while left >= 4:
+        word = at[0] | <uint32_t> at[1] << 8 | <uint32_t> at[2] << 16 | <uint32_t> at[3] << 24
+        word *= factor
+        value = (value * factor) ^ ((word ^ word >> 24) * factor)
+        at += 4
+        left -= 4
+    if left:
+        word = at[0]
+        if left > 1:
+            word |= <uint32_t> at[1] << 8
+        if left > 2:
+            word |= <uint32_t> at[2] << 16
+        value = (value ^ word) * factor
+    value = (value ^ value >> 13) * factor
+    return value ^ value >> 15
 
 
 cdef inline int append_bytes(Cursor* cursor, BinaryColumn column) except -1:

@@ -4,8 +4,7 @@ The build reads the version from this file. The package does not read it with ``
 (``email``, ``zipfile``) would delay the first connection.
 
 The compiled module is absent if the package was built without a compiler, and is not used if the environment variable
-``TAILRACE_PURE_PYTHON`` is set. In both cases ``batch_decoder``, ``record_iterator`` and ``handler_run`` are None, and
-``new_buffer`` is ``bytearray``.
+``TAILRACE_PURE_PYTHON`` is set. In both cases ``new_buffer`` is ``bytearray``, and its other names are None.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 from tailrace.context_managers import contextmanager
 
 if TYPE_CHECKING:
-    from tailrace._native import BatchDecoder, HandlerRun, RecordIterator
+    from tailrace._native import BatchDecoder, HandlerRun, RecordIterator, RecordWriter
 
 __all__ = [
     "COMPILED",
@@ -28,9 +27,11 @@ __all__ = [
     "batch_decoder",
     "handler_run",
     "install_hint",
+    "murmur2",
     "needs_extra",
     "new_buffer",
     "record_iterator",
+    "record_writer",
 ]
 
 # ---- compiled module -------------------------------------------------------------------------------------------------
@@ -54,8 +55,10 @@ COMPILED = _module is not None
 """True if the compiled module is used."""
 
 batch_decoder: type[BatchDecoder] | None = getattr(_module, "BatchDecoder", None)
+record_writer: type[RecordWriter] | None = getattr(_module, "RecordWriter", None)
 record_iterator: type[RecordIterator] | None = getattr(_module, "RecordIterator", None)
 handler_run: type[HandlerRun] | None = getattr(_module, "HandlerRun", None)
+murmur2: Callable[[bytes], int] | None = getattr(_module, "murmur2", None)
 new_buffer: Callable[[int], bytearray] = getattr(_module, "new_buffer", bytearray)
 """Function that returns a bytearray of a given size; the compiled function leaves its bytes uninitialized."""
 

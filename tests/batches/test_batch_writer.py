@@ -7,10 +7,26 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailrace.batches import batch_writer
 from tailrace.batches.batch_writer import COMPRESSIONS, BatchWriter
 from tailrace.batches.record_batch import split
 from tailrace.errors import MalformedMessageError
+from tailrace.installation import COMPILED, record_writer
 from tailrace.records import Record
+
+needs_compiled = pytest.mark.skipif(not COMPILED, reason="tailrace was installed without its compiled module")
+
+
+@pytest.fixture(params=[pytest.param(True, id="compiled", marks=needs_compiled), pytest.param(False, id="pure")])
+def is_compiled(request):
+    """Run a test with the compiled writer of records, and again without it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.param:
+            patch.setattr(batch_writer, "record_writer", None)
+        yield request.param
+
+
+pytestmark = pytest.mark.usefixtures("is_compiled")
 
 bytes_or_none = st.none() | st.binary(max_size=20)
 records = st.lists(
@@ -50,6 +66,38 @@ def test_batches_round_trip(compression):
         ]
 
     check()
+
+
+@needs_compiled
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_both_writers_write_the_same_bytes(compression, monkeypatch):
+    """The compiled writer and aiokafka's builder write the same bytes, and find a batch full at the same record."""
+
+    @settings(max_examples=60)
+    @given(records, st.integers(61, 400))
+    def check(rows, limit):
+        contents = []
+        for writer_class in (record_writer, None):
+            monkeypatch.setattr(batch_writer, "record_writer", writer_class)
+            writer = BatchWriter(limit, compression)
+            sizes = [writer.append(*row) for row in rows]
+            contents.append((sizes, writer.count, writer.size, writer.timestamps, bytes(writer.encode(7, 3, 11))))
+
+        assert contents[0] == contents[1]
+
+    check()
+
+
+def test_a_finished_batch_accepts_no_record():
+    """A batch that was encoded accepts no further record, so that its bytes remain those that were sent."""
+    writer = BatchWriter(1 << 20)
+    writer.append(None, b"sent")
+    content = bytes(writer.encode(7, 3, 0))
+
+    assert writer.append(None, b"late") == 0
+
+    assert bytes(writer.encode(7, 3, 0)) == content
+    assert len(writer.timestamps) == writer.count == 1
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -101,6 +149,7 @@ def test_the_default_timestamp_is_now():
         (b"k", b"v", [("\ud800", b"v")]),
         (b"k", b"v", [("h",)]),
         (b"k", b"v", (), "yesterday"),
+        (b"k", b"v", (), 1 << 63),
     ],
 )
 def test_an_invalid_record_is_refused(row):

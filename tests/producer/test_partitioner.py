@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.core.cluster_metadata import Leadership
+from tailrace.installation import murmur2 as compiled_murmur2
 from tailrace.producer.partitioner import Partitioner, murmur2, partition_of
 
 
@@ -38,6 +39,13 @@ def counting() -> Partitioner:
 def test_a_key_hashes_as_with_kafkas_own_clients(key, expected):
     """murmur2() returns the values of Kafka's own test of Utils.murmur2."""
     assert expected % (1 << 32) == murmur2(key)
+
+
+@pytest.mark.skipif(compiled_murmur2 is None, reason="tailrace was installed without its compiled module")
+@given(st.binary(max_size=40))
+def test_the_compiled_hash_is_the_same(key):
+    """The compiled hash and that in Python are equal, so that an installation without a compiler changes no order."""
+    assert compiled_murmur2(key) == murmur2(key)
 
 
 def test_the_sign_of_a_hash_is_left_out():

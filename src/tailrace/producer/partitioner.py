@@ -34,9 +34,9 @@ def murmur2(data: bytes) -> int:
     return value ^ value >> 15
 
 
-def partition_of(key: bytes, count: int) -> int:
+def partition_of(key: bytes, count: int, hash_key: Callable[[bytes], int] = murmur2) -> int:
     """Return the partition of a key in a topic of ``count`` partitions."""
-    return (murmur2(key) & 0x7FFFFFFF) % count
+    return (hash_key(key) & 0x7FFFFFFF) % count
 
 
 class Partitioner:
@@ -45,11 +45,19 @@ class Partitioner:
     Args:
         chance: returns a number in [0, 1).
         partitioning: option ``partitioner``.
+        hash_key: function that returns what ``murmur2`` returns.
     """
 
-    def __init__(self, chance: Callable[[], float], partitioning: str | Callable[..., int] = "murmur2") -> None:
-        self._chance, self._partitioning = chance, partitioning
+    def __init__(
+        self,
+        chance: Callable[[], float],
+        partitioning: str | Callable[..., int] = "murmur2",
+        hash_key: Callable[[bytes], int] = murmur2,
+    ) -> None:
+        self._chance, self._partitioning, self._hash_key = chance, partitioning, hash_key
         self._current: dict[str, int] = {}
+        self.keeps_partition: bool = isinstance(partitioning, str)
+        """True if records without a key keep their partition until ``change_partition``."""
 
     def choose(self, topic: str, key: bytes | None, partitions: Mapping[int, Leadership]) -> int:
         """Return the partition of a record; ``partitions`` contains all partitions of ``topic``, at least one.
@@ -63,7 +71,7 @@ class Partitioner:
         match self._partitioning:
             case "murmur2":
                 if key is not None:
-                    return partition_of(key, len(partitions))
+                    return partition_of(key, len(partitions), self._hash_key)
             case "consistent_random":
                 if key:
                     return zlib.crc32(key) % len(partitions)

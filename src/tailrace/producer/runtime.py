@@ -24,11 +24,12 @@ from tailrace.errors import (
     TailraceError,
     broker_error,
 )
+from tailrace.installation import murmur2 as compiled_murmur2
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import PublishDelayed, RecordsAbandoned
 from tailrace.observe.hooks import Hook, Observer
 from tailrace.producer.accumulator import ProducerSettings
-from tailrace.producer.partitioner import Partitioner
+from tailrace.producer.partitioner import Partitioner, murmur2
 from tailrace.producer.sender import RecordSender
 from tailrace.protocol.metadata import MetadataRequest, MetadataTopic
 from tailrace.records import TopicPartition
@@ -69,18 +70,29 @@ class PartitionResolver:
         creates_topics: bool = False,
     ) -> None:
         self._cluster, self._timeout_s = cluster, timeout_s
-        self._partitioner = Partitioner(random.random, partitioning)
+        self._partitioner = Partitioner(random.random, partitioning, compiled_murmur2 or murmur2)
         self._creates_topics = creates_topics
         self._topics: dict[str, _Partitions] = {}
+        self._topology, self._keyless = cluster.topology, dict[str, TopicPartition]()
+        """Metadata, and the partitions that the partitioner has chosen from it for records without a key."""
         self._lookups: dict[str, _Lookup] = {}
 
     def resolve_known(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition | None:
         """Return the partition of a record; None if ``resolve`` must be called, because metadata is missing."""
-        topic_partitions, known = self._topics.get(topic), self._cluster.topology.topics.get(topic)
+        topology = self._cluster.topology
+        if topology is not self._topology:
+            self._topology = topology
+            self._keyless.clear()
+        if key is None and partition is None and (kept := self._keyless.get(topic)) is not None:
+            return kept
+        topic_partitions, known = self._topics.get(topic), topology.topics.get(topic)
         if topic_partitions is None or known is None or not known.partitions:
             return None
         if partition is None:
-            return topic_partitions[self._partitioner.choose(topic, key, known.partitions)]
+            chosen = topic_partitions[self._partitioner.choose(topic, key, known.partitions)]
+            if key is None and self._partitioner.keeps_partition:
+                self._keyless[topic] = chosen
+            return chosen
         return topic_partitions[partition] if partition in known.partitions else None
 
     async def resolve(self, topic: str, key: bytes | None, partition: int | None) -> TopicPartition:
@@ -119,6 +131,10 @@ class PartitionResolver:
     def change_partition(self, topic: str | None = None) -> None:
         """Let the next record without a key get another partition, in ``topic`` or in all topics if None."""
         self._partitioner.change_partition(topic)
+        if topic is None:
+            self._keyless.clear()
+        else:
+            self._keyless.pop(topic, None)
 
     async def _look_up(self, topic: str, partition: int | None) -> Mapping[int, Leadership]:
         """Look up the partitions of a topic and return them; concurrent calls share one look-up.
