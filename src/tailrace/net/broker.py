@@ -210,6 +210,11 @@ class Broker:
         except TimeoutError:
             raise RequestTimedOutError(f"{self.address}: no connection within {timeout_s:.1f} s") from None
 
+    def open_connection(self, key: ChannelKey) -> Connection | None:
+        """Return the connection for ``key`` if it is open, else None: ``connection_for`` opens it."""
+        connection = self._connections.get(key)
+        return None if connection is None or not self._may_connect else connection.usable()
+
     def close_owned(self, owner: str) -> None:
         """Close the connections that ``owner``, a group member or fetch connection, uses alone."""
         for key in [key for key in self._connections if key.owner == owner]:

@@ -17,6 +17,7 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 from tailrace.error_codes import ErrorCode
@@ -171,9 +172,21 @@ class _PendingRequest(NamedTuple):
     """Request that was sent and not answered yet."""
 
     correlation_id: int
-    answer: asyncio.Future[memoryview]
+    on_answer: Callable[[memoryview | TailraceError], None]
+    """Function that is called once with the frame of the response, or with the reason why there is none."""
     deadline: asyncio.TimerHandle
     """Timer that closes the connection."""
+
+
+def _set_answer(future: asyncio.Future[memoryview], answer: memoryview | TailraceError) -> None:
+    if future.done():
+        return
+    if isinstance(answer, TailraceError):
+        future.set_exception(answer)
+        # Mark the exception as retrieved. Otherwise, asyncio would log it if the caller was canceled.
+        future.exception()
+    else:
+        future.set_result(answer)
 
 
 class Connection:
@@ -270,7 +283,44 @@ class Connection:
                 else:
                     await self._renew_session(deadline, timeout_s)
             timeout_s = deadline - now
-        frame = await self._write(api, request, version, timeout_s)
+        frame: asyncio.Future[memoryview] = self._loop.create_future()
+        self._write(api, request, version, timeout_s, partial(_set_answer, frame))
+        answer: ResponseT = self._decoded(api, await frame, version)
+        return answer
+
+    def post(
+        self, request: Request[ResponseT], timeout_s: float, on_answer: Callable[[ResponseT | TailraceError], None]
+    ) -> bool:
+        """Send a request, and call ``on_answer`` with the response, or with the error that ``send`` would raise.
+
+        Unlike a task that awaits ``send``, the function is called as soon as the response is read.
+
+        Returns:
+            False if the request was not sent, because the broker throttles this client or the SASL session expires.
+
+        Raises:
+            BrokerConnectionError, UnsupportedVersionError: the request was not sent; see ``send``.
+        """
+        api, now = request.api, self._loop.time()
+        if now < self._throttled_until or now >= self._renew_at:
+            return False
+        version = self.broker_versions.version_of(api, request.newest_version, request.oldest_version)
+
+        def on_frame(answer: memoryview | TailraceError) -> None:
+            if isinstance(answer, TailraceError):
+                on_answer(answer)
+                return
+            try:
+                response = self._decoded(api, answer, version)
+            except TailraceError as error:
+                on_answer(error)
+            else:
+                on_answer(response)
+
+        self._write(api, request, version, timeout_s, on_frame)
+        return True
+
+    def _decoded(self, api: Api[ResponseT], frame: memoryview, version: int) -> ResponseT:
         self._used_at = self._loop.time()
         try:
             answer: ResponseT = api.decode_response(frame, version)
@@ -330,18 +380,21 @@ class Connection:
     # ---- requests and responses --------------------------------------------------------------------------------
 
     def _write(
-        self, api: Api[ResponseT], request: Request[ResponseT], version: int, timeout_s: float
-    ) -> asyncio.Future[memoryview]:
+        self,
+        api: Api[ResponseT],
+        request: Request[ResponseT],
+        version: int,
+        timeout_s: float,
+        on_answer: Callable[[memoryview | TailraceError], None],
+    ) -> None:
         transport = self._transport
         if timeout_s <= 0:
             raise not_sent_error(self.address, api.name)
         frame = self._frame(api, request, version)
-        answer: asyncio.Future[memoryview] = self._loop.create_future()
         deadline = self._loop.call_later(timeout_s, self._expire, api.name, timeout_s)
-        self._pending.append(_PendingRequest(self._correlation_id, answer, deadline))
+        self._pending.append(_PendingRequest(self._correlation_id, on_answer, deadline))
         transport.write(frame)
         self._used_at = self._loop.time()
-        return answer
 
     def _expire(self, name: str, timeout_s: float) -> None:
         self._fail(
@@ -359,8 +412,7 @@ class Connection:
         pending = self._pending.popleft()
         pending.deadline.cancel()
         self._advice = ""
-        if not pending.answer.done():
-            pending.answer.set_result(frame)
+        pending.on_answer(frame)
 
     def _on_connection_lost(self, error: Exception | None) -> None:
         self.is_closed_by_peer = error is None or (isinstance(error, OSError) and not isinstance(error, ssl.SSLError))
@@ -380,10 +432,7 @@ class Connection:
         while self._pending:
             pending = self._pending.popleft()
             pending.deadline.cancel()
-            if not pending.answer.done():
-                pending.answer.set_exception(reason)
-                # Mark the exception as retrieved. Otherwise, asyncio would log it if the caller was canceled.
-                pending.answer.exception()
+            pending.on_answer(reason)
         if self.frames.transport is not None:
             self.frames.transport.abort()
 

@@ -56,8 +56,9 @@ __all__ = [
 class BatchContent(Protocol):
     """Encoded records of a batch."""
 
-    count: int
-    """Number of records."""
+    @property
+    def count(self) -> int:
+        """Number of records."""
 
     def append(
         self,
@@ -384,28 +385,41 @@ class RecordAccumulator:
         Raises:
             MalformedMessageError: the record cannot be encoded; nothing has changed.
         """
-        key, value, headers, timestamp_ms = record.key, record.value, record.headers, record.timestamp_ms
-        queue = self._active.get(partition)
-        batch = None if queue is None else queue.open_batch
-        if (
-            batch is not None
-            and -_SAME_TIMEOUT_S < deadline - now - batch.timeout_s < _SAME_TIMEOUT_S
-            and (size := batch.content.append(key, value, headers, timestamp_ms))
-        ):
-            batch.tickets.append(ticket)
-            batch.size += size
-            self.buffered_bytes += size
+        if self.join(partition, record, ticket, deadline - now):
             return _JOINED
         content = self._new_content()
-        size = content.append(key, value, headers, timestamp_ms)
+        size = content.append(record.key, record.value, record.headers, record.timestamp_ms)
+        queue = self._active.get(partition)
         if queue is None:
             queue = self._active[partition] = self._queues.get(partition) or self._new_queue(partition, now)
+        was_open = queue.open_batch is not None
         queue.close_open()
         queue.open_batch = fresh = PendingBatch(partition, content, queue.next_order(), now, deadline)
         fresh.tickets.append(ticket)
         fresh.size = size
         self.buffered_bytes += size
-        return Appended.OPENED if batch is None else Appended.FILLED
+        return Appended.FILLED if was_open else Appended.OPENED
+
+    def join(self, partition: TopicPartition, record: OutgoingRecord, ticket: object, timeout_s: float) -> bool:
+        """Append a record to the open batch of its partition; return False if ``append`` must open another batch.
+
+        ``timeout_s`` is the time in seconds after which the record fails; other arguments as for ``append``.
+
+        Raises:
+            MalformedMessageError: the record cannot be encoded; nothing has changed.
+        """
+        queue = self._active.get(partition)
+        if queue is None or (batch := queue.open_batch) is None:
+            return False
+        if not -_SAME_TIMEOUT_S < timeout_s - batch.timeout_s < _SAME_TIMEOUT_S:
+            return False
+        size = batch.content.append(record.key, record.value, record.headers, record.timestamp_ms)
+        if not size:
+            return False
+        batch.tickets.append(ticket)
+        batch.size += size
+        self.buffered_bytes += size
+        return True
 
     def _new_queue(self, partition: TopicPartition, now: float) -> PartitionQueue:
         if now >= self._forget_at:

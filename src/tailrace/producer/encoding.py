@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 
 from msgspec import UNSET
 
-from tailrace.codecs.json_codec import encode_text
+from tailrace.codecs.json_codec import JsonCodec, encode_text
 from tailrace.codecs.protocols import AnyCodec, TopicCodec
 from tailrace.errors import PublishError, SchemaRegistryError
 from tailrace.producer.publisher import Headers, OutgoingRecord
@@ -74,6 +74,8 @@ class RecordEncoder:
         self._value: Callable[[Any], bytes | None] | None = value_serializer
         if value_serializer is None and by_topic is None:
             self._value = codec.encode
+        self._passes_bytes = value_serializer is None and type(codec) is JsonCodec
+        """True if values of type bytes are published unchanged."""
         self.is_immediate: bool = self._key is not None and self._value is not None
         """True if encoding needs no schema, so that ``encode_now`` can be called."""
 
@@ -86,7 +88,7 @@ class RecordEncoder:
         assert self._key is not None
         assert self._value is not None
         try:
-            if value is not None:
+            if value is not None and not (self._passes_bytes and type(value) is bytes):
                 value = self._value(value)
             if key is not None:
                 key = self._key(key)
@@ -123,15 +125,14 @@ class RecordEncoder:
 
 
 def _record(topic: str, value: object, key: object, rest: MessageDetails) -> OutgoingRecord:
-    headers, partition, timestamp_ms = rest
     if value is not None and type(value) is not bytes:
         raise TypeError(f"the codec or value_serializer must return bytes, not {type(value).__name__}")
     if key is not None and type(key) is not bytes:
         raise TypeError(f"the codec or key_serializer must return bytes, not {type(key).__name__}")
+    headers, partition, timestamp_ms = rest
     if partition is not None:
         _check_partition(partition)
-    encoded = _encoded_headers(headers) if headers else ()
-    return OutgoingRecord(topic, value, key, encoded, partition, timestamp_ms)
+    return OutgoingRecord(topic, value, key, _encoded_headers(headers) if headers else (), partition, timestamp_ms)
 
 
 def _encoded_headers(given: object) -> Headers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import sys
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -35,7 +36,13 @@ from tailrace.producer.encoding import Message, MessageDetails, RecordEncoder
 from tailrace.producer.publisher import OutgoingRecord, Published, error_of_several
 from tailrace.producer.record_producer import RecordProducer
 from tailrace.producer.runtime import DEFAULT_LOOKUP_S
-from tailrace.producer.traces import current_trace, with_trace, within_instrumentations
+from tailrace.producer.traces import (
+    OPENTELEMETRY,
+    current_trace,
+    record_trace,
+    with_trace,
+    within_instrumentations,
+)
 from tailrace.producer.transaction_machine import ProducerState
 from tailrace.producer.transactional_producer import ABORT_S, TransactionalProducer
 from tailrace.records import TopicPartition
@@ -99,6 +106,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         self._options: dict[str, Any] = {**shared, **options}
         check_names(self._options, kind=ProducerConfig)
         self._config: ProducerConfig = resolve_producer(self._options)
+        self._max_request_size = self._config.max_request_size
         self._encoder = RecordEncoder(
             JsonCodec() if codec is None else codec, self._config.key_serializer, self._config.value_serializer
         )
@@ -144,6 +152,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
                 "the shared cluster is not started, or was stopped - enclose its producers in `async with cluster`"
             )
         self._config = resolve_producer(self._options)
+        self._max_request_size = self._config.max_request_size
         is_transactional = self._config.transactional_id is not None
         engine = TransactionalProducer(self._config) if is_transactional else RecordProducer(self._config)
         engine.creates_topics, engine.shared_cluster = True, shared
@@ -254,15 +263,18 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             ConsumerStateError, BufferFullError, PublishError, SchemaRegistryError: see ``send``.
         """
         engine = self._started()
-        _check_topic(topic)
-        details = (headers, partition, timestamp_ms)
+        if type(topic) is not str:
+            _check_topic(topic)
         if self._encoder.is_immediate:
-            record = self._encoder.encode_now(topic, value, key, details)
+            record = self._encoder.encode_now(topic, value, key, (headers, partition, timestamp_ms))
         else:
-            record = await self._encode(topic, value, key, details)
+            record = await self._encode(topic, value, key, (headers, partition, timestamp_ms))
         if self._layered is not None:
             return await self._enqueue_instrumented(self._layered, record)
-        return await self._append(engine, record)
+        future = self._append_now(engine, record)
+        if future is None or engine.sender.is_batch_due:
+            return await self._append_or_yield(engine, record, future)
+        return future
 
     async def send_many(self, messages: Iterable[Message], topic: str | None = None) -> list[Published]:
         """Publish several records, wait until all are acknowledged, and return their places in order.
@@ -296,15 +308,16 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             for record in records:
                 if self._layered is not None:
                     futures.append(await self._enqueue_instrumented(self._layered, record))
-                else:
-                    futures.append(await self._append(engine, record))
+                    continue
+                future = self._append_now(engine, record)
+                if future is None or engine.sender.is_batch_due:
+                    future = await self._append_or_yield(engine, record, future)
+                futures.append(future)
         finally:
-            # Retrieves the errors of all records, of which this method raises only one.
-            results = await asyncio.gather(*futures, return_exceptions=True)
-        failures = [one for one in results if isinstance(one, BaseException)]
+            failures = await _failures_of(futures)
         if failures:
-            raise error_of_several(failures[0], len(failures), len(results))
-        return cast("list[Published]", results)
+            raise error_of_several(failures[0], len(failures), len(futures))
+        return [one.result() for one in futures]
 
     async def flush(self) -> None:
         """Wait until all records that were published before this call are acknowledged or have failed.
@@ -357,9 +370,11 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         engine = self._engine
         if engine is None or self._is_stopped:
             raise ConsumerStateError(_STOPPED if self._is_stopped else _NOT_STARTED)
-        if engine.running.loop is not asyncio.get_running_loop():
+        if asyncio.get_running_loop() is not self.event_loop:
             raise ConsumerStateError(
-                "this producer was started in another event loop - publish there, or start a producer in this one"
+                _NOT_STARTED
+                if self.event_loop is None
+                else "this producer was started in another event loop - publish there, or start a producer in this one"
             )
         return engine
 
@@ -367,36 +382,56 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         return cast("TransactionalProducer", self._started())
 
     def _check_size(self, record: OutgoingRecord) -> None:
-        size = len(record.value or b"") + len(record.key or b"") + _OVERHEAD_BYTES
-        if record.headers:
-            size += sum(len(name) + len(value or b"") + 4 for name, value in record.headers)
-        if size > self._config.max_request_size:
+        value, key, headers = record.value, record.key, record.headers
+        size = _OVERHEAD_BYTES
+        if value is not None:
+            size += len(value)
+        if key is not None:
+            size += len(key)
+        if headers:
+            size += sum(len(name) + len(value or b"") + 4 for name, value in headers)
+        if size > self._max_request_size:
             raise PublishTooLargeError(
                 f"{record.topic}: the record has {size} bytes, more than max_request_size="
-                f"{self._config.max_request_size} - publish smaller records, or raise max_request_size here and"
+                f"{self._max_request_size} - publish smaller records, or raise max_request_size here and"
                 " max.message.bytes of the topic",
                 setting="max_request_size",
             )
 
+    def _append_now(
+        self, engine: RecordProducer | TransactionalProducer, record: OutgoingRecord
+    ) -> asyncio.Future[Published] | None:
+        """Add a record to a batch and return its future; return None if this takes a wait, or no transaction is open.
+
+        Unless ``is_batch_due`` is False and the result is a future, the caller awaits ``_append_or_yield``.
+        """
+        if record_trace.get() or OPENTELEMETRY in sys.modules:
+            record = _with_current_trace(record)
+        self._check_size(record)
+        return engine.send_now(record)
+
+    async def _append_or_yield(
+        self,
+        engine: RecordProducer | TransactionalProducer,
+        record: OutgoingRecord,
+        future: asyncio.Future[Published] | None,
+    ) -> asyncio.Future[Published]:
+        """Complete ``_append_now``, which has returned ``future``."""
+        if future is not None:
+            if engine.sender.is_batch_due:
+                await engine.sender.yield_to_batch()
+            return future
+        if isinstance(engine, TransactionalProducer) and engine.state in {
+            ProducerState.READY,
+            ProducerState.UNINITIALIZED,
+        }:
+            raise ConsumerStateError("no transaction is open - publish inside `async with producer.transaction()`")
+        return await engine.send(_with_current_trace(record))
+
     async def _append(
         self, engine: RecordProducer | TransactionalProducer, record: OutgoingRecord
     ) -> asyncio.Future[Published]:
-        headers = with_trace(record.headers, current_trace())
-        if headers is not record.headers:
-            record = msgspec.structs.replace(record, headers=headers)
-        self._check_size(record)
-        if isinstance(engine, TransactionalProducer):
-            if engine.state in {ProducerState.READY, ProducerState.UNINITIALIZED}:
-                raise ConsumerStateError("no transaction is open - publish inside `async with producer.transaction()`")
-            return await engine.send(record)
-        added = engine.send_now(record)
-        if added is None:
-            return await engine.send(record)
-        future, is_filled = added
-        if is_filled:
-            # Let the full batch be sent while the caller fills the next batch.
-            await asyncio.sleep(0)
-        return future
+        return await self._append_or_yield(engine, record, self._append_now(engine, record))
 
     async def _encode(self, topic: str, value: object, key: object, details: MessageDetails) -> OutgoingRecord:
         """Encode a record; fetch its schemas within ``max_block_ms`` if they are unknown."""
@@ -503,6 +538,31 @@ class Transaction:
 def _client_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of a cluster's options that producers have, too."""
     return {name: value for name, value in options.items() if name in ClientOptions.__annotations__}
+
+
+async def _failures_of(futures: Sequence[asyncio.Future[Published]]) -> list[BaseException]:
+    """Wait for all futures and return their errors, so that asyncio logs none of them; cancel them if canceled.
+
+    Most futures are done when the first one is: ``asyncio.gather`` would call a function for each.
+    """
+    try:
+        for one in futures:
+            if not one.done():
+                await asyncio.wait((one,))
+    except asyncio.CancelledError:
+        for one in futures:
+            one.cancel()
+        raise
+    return [error for one in futures if (error := _error_of(one)) is not None]
+
+
+def _error_of(future: asyncio.Future[Published]) -> BaseException | None:
+    return asyncio.CancelledError() if future.cancelled() else future.exception()
+
+
+def _with_current_trace(record: OutgoingRecord) -> OutgoingRecord:
+    headers = with_trace(record.headers, current_trace())
+    return record if headers is record.headers else msgspec.structs.replace(record, headers=headers)
 
 
 def _check_topic(topic: object) -> None:

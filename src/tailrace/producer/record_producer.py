@@ -50,6 +50,7 @@ class RecordProducer:
 
     Attributes:
         creates_topics: True to let brokers create missing topics.
+        sender: sender of the records, from the start on.
         shared_cluster: started cluster to use; None for a cluster of its own.
         enable_idempotence: False to publish without idempotence; True to fail the start if a broker does not offer it;
             None for idempotence if all brokers offer it.
@@ -66,6 +67,7 @@ class RecordProducer:
         self._max_block_s = self._config.max_block_ms / 1000
         self._settings = settings_of(self._config)
         self._running: ProducerRuntime | None = None
+        self.sender: RecordSender
         self.enable_idempotence: bool | None = self._config.enable_idempotence if self._config.acks == "all" else False
         self.check_versions: Callable[[ClusterVersions], None] = lambda _versions: None
         self.creates_topics: bool = False
@@ -119,6 +121,7 @@ class RecordProducer:
         resolver = PartitionResolver(
             cluster, lookup_timeout_s, self._config.partitioner, creates_topics=self.creates_topics
         )
+        self.sender = sender
         self._running = ProducerRuntime(cluster, sender, resolver, self._max_block_s or DEFAULT_LOOKUP_S)
         self._running.owns_cluster = self.shared_cluster is None
 
@@ -191,22 +194,16 @@ class RecordProducer:
         await running.sender.append(topic_partition, record, future, deadline, until)
         return future
 
-    def send_now(self, record: OutgoingRecord) -> tuple[asyncio.Future[Published], bool] | None:
-        """Add a record to a batch as ``send`` does, if no wait for metadata or memory is necessary.
+    def send_now(self, record: OutgoingRecord) -> asyncio.Future[Published] | None:
+        """Add a record to a batch as ``send`` does, if no wait for metadata or memory is necessary, else return None.
 
-        Returns:
-            The future, and True if a batch was filled, so that the caller should let it be sent; None if the record was
-            not added, so that ``send`` must be called.
+        The caller awaits ``yield_to_batch`` of the sender if ``is_batch_due``.
         """
-        running = self._started()
-        sender = running.sender
+        running = self._running or self._started()
         topic_partition = running.resolver.resolve_known(record.topic, record.key, record.partition)
-        if topic_partition is None or sender.is_full:
+        if topic_partition is None:
             return None
-        loop = running.loop
-        future: asyncio.Future[Published] = loop.create_future()
-        now = loop.time()
-        return future, sender.append_now(topic_partition, record, future, now, now + self._timeout_s)
+        return running.sender.append_now(topic_partition, record, self._timeout_s)
 
     @property
     def running(self) -> ProducerRuntime:

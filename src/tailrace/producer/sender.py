@@ -6,10 +6,12 @@ A record has a ``ticket``: a future of its partition and offset, or None if the 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import copy
-import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from itertools import chain, count, repeat
 from typing import NamedTuple, NoReturn, cast
 
 from tailrace.batches.batch_writer import BatchWriter
@@ -41,7 +43,7 @@ from tailrace.producer.accumulator import (
 )
 from tailrace.producer.publisher import OutgoingRecord, Published
 from tailrace.producer.transaction_machine import ProducerId
-from tailrace.protocol.records import ProducedPartition, ProduceRequest, RecordsToProduce
+from tailrace.protocol.records import ProducedPartition, ProduceRequest, ProduceResponse, RecordsToProduce
 from tailrace.protocol.transactions import InitProducerIdRequest
 from tailrace.records import TopicPartition
 
@@ -67,6 +69,21 @@ class _WaitingRecord(NamedTuple):
     """Future that completes when the record is appended to a batch."""
 
 
+class _SentRequest:
+    """Request that was sent and not answered yet.
+
+    Attributes:
+        leader: node id of the broker.
+        batches: batches in the request.
+        at: time at which it was sent.
+    """
+
+    __slots__ = ("at", "batches", "leader")
+
+    def __init__(self, leader: int, batches: list[PendingBatch], at: float) -> None:
+        self.leader, self.batches, self.at = leader, batches, at
+
+
 class RecordSender:
     """Sender of the records of one producer.
 
@@ -80,6 +97,7 @@ class RecordSender:
         transaction_version: version of the open transaction, from which the version of Produce follows (KIP-890).
         on_batch: called with the topic of a batch when the batch is sent or full.
         on_progress: called each time the sender has checked for batches to send, for example after a response.
+        is_batch_due: True if a batch was filled since the last ``yield_to_batch``.
         first_error: error of the first failed record without a ticket; None if there is none.
         abandoned: number of records that were not acknowledged when the sender ended.
         end_cause: error that later calls of ``append`` raise after the sender has ended; None before.
@@ -93,22 +111,33 @@ class RecordSender:
         transactional_id: str | None = None,
     ) -> None:
         self._cluster, self._settings, self._accumulator = cluster, settings, accumulator
-        self._transactional_id = transactional_id
+        self._transactional_id, self._max_buffered_bytes = transactional_id, settings.max_buffered_bytes
         self._loop = asyncio.get_running_loop()
         self._refresher = MetadataRefresher(cluster, self.wake)
         self._request_timeout_s = min(cluster.config.request_timeout_ms / 1000, settings.delivery_timeout_s)
+        self._request_timeout_ms = round(self._request_timeout_s * 1000)
         self._permanent_error_pause_s = 1.2 * cluster.config.reconnect_backoff_max_ms / 1000
         self._connections: dict[int, Connection] = {}
         self._waiting: deque[_WaitingRecord] = deque()
         self._flushes: list[tuple[float, asyncio.Future[None]]] = []
-        self._woken: asyncio.Future[None] = self._loop.create_future()
+        self._context = contextvars.copy_context()
+        self._is_woken = True
+        """True if ``_check`` is about to be called, or ``run`` has not begun."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._failure: asyncio.Future[NoReturn] = self._loop.create_future()
+        """Future that gets the error of a defect, and is canceled with the task that awaits it in ``run``."""
         self._tasks = asyncio.TaskGroup()
+        self._sent: set[_SentRequest] = set()
+        self._none_sent: asyncio.Future[None] | None = None
+        """Future for ``discard`` that completes when ``_sent`` is empty."""
         self._writes: set[asyncio.Task[None]] = set()
+        """Tasks of requests that wait for a connection, or to which no answer is expected."""
         self._is_renewing = False
         """True while another producer id is requested."""
         self.transaction_version = 1
         self.on_batch: Callable[[str], None] = lambda _topic: None
         self.on_progress: Callable[[], None] = lambda: None
+        self.is_batch_due = False
         self.first_error: TailraceError | None = None
         self.end_cause: TailraceError | None = None
         self.abandoned = self._published_records = self._published_bytes = self._failed_records = 0
@@ -141,7 +170,9 @@ class RecordSender:
             async with self._tasks:
                 for function in (self._keep_metadata, *background):
                     self._tasks.create_task(function())
-                await self._send_forever()
+                self._is_woken = False
+                self.wake()
+                await self._failure
         except Exception as error:
             self._end(PublishError(f"the producer has failed: {error!r} - start another"))
             raise
@@ -162,12 +193,23 @@ class RecordSender:
         """Fail all records, wait up to ``timeout_s`` seconds for the requests in flight, and cancel the rest."""
         self._fail_waiting(error)
         self._report(self._accumulator.fail_all(error))
-        if self._writes and timeout_s:
-            await asyncio.wait(self._writes, timeout=timeout_s)
+        if timeout_s and (self._writes or self._sent):
+            self._none_sent = self._loop.create_future()
+            if not self._sent:
+                self._none_sent.set_result(None)
+            await asyncio.wait((*self._writes, self._none_sent), timeout=timeout_s)
+        self._abandon_sent()
         for write in self._writes:
             write.cancel()
         if self._writes:
             await asyncio.wait(self._writes)
+
+    def _abandon_sent(self) -> None:
+        """Ignore the answers to the requests in flight."""
+        while self._sent:
+            sent = self._sent.pop()
+            self._handle_no_answer(sent.batches, "the request was canceled", was_sent=True)
+            self._accumulator.end_request(sent.leader)
 
     # ---- records -----------------------------------------------------------------------------------------------
 
@@ -191,41 +233,62 @@ class RecordSender:
             await self._wait_for_memory(
                 _WaitingRecord(topic_partition, record, ticket, deadline, until, self._loop.create_future())
             )
-        elif self.append_now(topic_partition, record, ticket, self._loop.time(), deadline):
-            # Let the full batch be sent while the caller fills the next batch.
-            await asyncio.sleep(0)
-
-    @property
-    def is_full(self) -> bool:
-        """True if a record has to wait for memory."""
-        return bool(self._waiting) or self._accumulator.is_full
+            return
+        self._append(topic_partition, record, ticket, deadline)
+        if self.is_batch_due:
+            await self.yield_to_batch()
 
     def append_now(
-        self,
-        topic_partition: TopicPartition,
-        record: OutgoingRecord,
-        ticket: asyncio.Future[Published] | None,
-        now: float,
-        deadline: float,
-    ) -> bool:
-        """Append a record without waiting for memory; return True if a batch was filled, which is to be sent first.
+        self, topic_partition: TopicPartition, record: OutgoingRecord, timeout_s: float
+    ) -> asyncio.Future[Published] | None:
+        """Append a record as ``append`` does, and return its future; return None if it has to wait for memory.
+
+        The record fails after ``timeout_s`` seconds. The caller awaits ``yield_to_batch()`` if ``is_batch_due``.
 
         Raises:
             PublishError: the record cannot be encoded, or the sender has ended.
         """
+        accumulator = self._accumulator
+        if accumulator.buffered_bytes >= self._max_buffered_bytes or self._waiting:
+            return None
+        future: asyncio.Future[Published] = self._loop.create_future()
+        try:
+            if accumulator.join(topic_partition, record, future, timeout_s):
+                return future
+        except MalformedMessageError as error:
+            raise PublishError(f"{record.topic}: {error}") from error
+        self._append(topic_partition, record, future, self._loop.time() + timeout_s)
+        return future
+
+    async def yield_to_batch(self) -> None:
+        """Let a full batch be sent while the caller fills the next batch."""
+        self.is_batch_due = False
+        await asyncio.sleep(0)
+
+    @property
+    def is_full(self) -> bool:
+        """True if a record has to wait for memory."""
+        return self._accumulator.is_full or bool(self._waiting)
+
+    def _append(
+        self,
+        topic_partition: TopicPartition,
+        record: OutgoingRecord,
+        ticket: asyncio.Future[Published] | None,
+        deadline: float,
+    ) -> None:
         if self.end_cause is not None:
             raise copy.copy(self.end_cause)
         try:
-            batch_change = self._accumulator.append(topic_partition, record, ticket, now, deadline)
+            batch_change = self._accumulator.append(topic_partition, record, ticket, self._loop.time(), deadline)
         except MalformedMessageError as error:
-            raise PublishError(f"{topic_partition.topic}: {error}") from error
+            raise PublishError(f"{record.topic}: {error}") from error
         if batch_change is Appended.JOINED:
-            return False
+            return
         self.wake()
         if batch_change is Appended.FILLED:
-            self.on_batch(topic_partition.topic)
-            return True
-        return False
+            self.on_batch(record.topic)
+            self.is_batch_due = True
 
     async def _wait_for_memory(self, waiting: _WaitingRecord) -> None:
         if self.end_cause is not None:
@@ -269,35 +332,53 @@ class RecordSender:
 
     # ---- sending -----------------------------------------------------------------------------------------------
 
-    async def _send_forever(self) -> NoReturn:
-        accumulator, loop = self._accumulator, self._loop
-        while True:
-            self._woken = loop.create_future()
-            now = loop.time()
-            self._report(accumulator.expire(now))
-            for leader, batches in accumulator.take_requests(now, self._leader_of, self._max_requests):
-                for batch in batches:
-                    self.on_batch(batch.partition.topic)
+    def wake(self) -> None:
+        """Let the sender check again, in the next turn of the event loop, which batches may be sent."""
+        if not self._is_woken:
+            self._is_woken = True
+            # In the sender's context: the spans and variables of the caller do not concern later records.
+            self._loop.call_soon(self._check, context=self._context)
+
+    def _check(self) -> None:
+        self._is_woken = False
+        if self._failure.done():
+            return
+        try:
+            self._send_due_batches()
+        except Exception as error:  # noqa: BLE001 - run() raises it
+            self._failure.set_exception(error)
+
+    def _send_due_batches(self) -> None:
+        accumulator, now = self._accumulator, self._loop.time()
+        self._report(accumulator.expire(now))
+        for leader, batches in accumulator.take_requests(now, self._leader_of, self._max_requests):
+            for batch in batches:
+                self.on_batch(batch.partition.topic)
+            if not self._post(leader, batches):
                 write = self._tasks.create_task(self._write(leader, batches))
                 self._writes.add(write)
                 write.add_done_callback(self._writes.discard)
-            if accumulator.needs_leaders:
-                accumulator.needs_leaders = False
-                self._refresher.ask()
-            if accumulator.needs_producer_id and not self._is_renewing:
-                self._is_renewing = True
-                self._tasks.create_task(self._renew_producer_id())
-            self.on_progress()
-            due_at = accumulator.next_deadline(now)
-            timer = None if due_at is None else loop.call_at(due_at, self.wake)
-            await self._woken
-            if timer is not None:
-                timer.cancel()
+        if accumulator.needs_leaders:
+            accumulator.needs_leaders = False
+            self._refresher.ask()
+        if accumulator.needs_producer_id and not self._is_renewing:
+            self._is_renewing = True
+            self._tasks.create_task(self._renew_producer_id())
+        self.on_progress()
+        due_at = accumulator.next_deadline(now)
+        # An earlier timer remains: it costs less to check once too often than to replace the timer for each batch.
+        if due_at is not None and (self._timer is None or due_at < self._timer.when()):
+            self._cancel_timer()
+            self._timer = self._loop.call_at(due_at, self._on_timer)
 
-    def wake(self) -> None:
-        """Let the sender check again which batches may be sent."""
-        if not self._woken.done():
-            self._woken.set_result(None)
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.wake()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _leader_of(self, partition: TopicPartition) -> int:
         """Return the node id of the leader; -1 if it is unknown."""
@@ -310,10 +391,76 @@ class RecordSender:
         connection = self._connections.get(leader)
         return MAX_IN_FLIGHT if connection is not None and connection.is_open else 1
 
+    # ---- requests ----------------------------------------------------------------------------------------------
+
+    def _post(self, leader: int, batches: list[PendingBatch]) -> bool:
+        """Send a request over an open connection; return False if only ``_write`` can, which may wait or fail."""
+        if not self._settings.acks:
+            return False
+        try:
+            connection = self._cluster.broker(leader).open_connection(_RECORDS)
+            if connection is None:
+                return False
+            self._connections[leader] = connection
+            sent = _SentRequest(leader, batches, self._loop.time())
+            if not connection.post(self._request(batches), self._request_timeout_s, partial(self._on_answer, sent)):
+                return False
+        except TailraceError:
+            return False
+        self._sent.add(sent)
+        return True
+
+    def _request(self, batches: list[PendingBatch]) -> ProduceRequest:
+        return ProduceRequest(
+            self._transactional_id,
+            self._settings.acks,
+            self._request_timeout_ms,
+            tuple([RecordsToProduce(*batch.partition, _content(batch)) for batch in batches]),
+            self.transaction_version,
+        )
+
+    def _on_answer(self, sent: _SentRequest, answer: ProduceResponse | TailraceError) -> None:
+        if sent not in self._sent or self._failure.done():
+            return
+        self._sent.discard(sent)
+        try:
+            if isinstance(answer, _PERMANENT_ERRORS):
+                self._tasks.create_task(self._refuse(sent.leader, sent.batches, answer))
+                return
+            if isinstance(answer, TailraceError):
+                outcomes = self._handle_no_answer(sent.batches, str(answer), was_sent=True)
+            else:
+                self._requests.note(self._loop.time() - sent.at)
+                outcomes = self._handle_answers(sent.batches, answer.partitions)
+            self._report(outcomes)
+            self._end_request(sent.leader)
+        except Exception as error:  # noqa: BLE001 - run() raises it
+            if not self._failure.done():
+                self._failure.set_exception(error)
+        if not self._sent and self._none_sent is not None and not self._none_sent.done():
+            self._none_sent.set_result(None)
+
+    def _end_request(self, leader: int) -> None:
+        self._accumulator.end_request(leader)
+        if self._accumulator.is_empty and not self._accumulator.needs_leaders:
+            self.on_progress()
+        else:
+            self.wake()
+
     async def _write(self, leader: int, batches: list[PendingBatch]) -> None:
         try:
             self._report(await self._exchange(leader, batches))
         except _PERMANENT_ERRORS as error:
+            await self._refuse(leader, batches, error)
+            return
+        except BaseException:
+            self._accumulator.end_request(leader)
+            raise
+        self._end_request(leader)
+
+    async def _refuse(self, leader: int, batches: list[PendingBatch], error: TailraceError) -> None:
+        """Fail batches because of an error that another attempt would meet, too."""
+        try:
             failure = PublishError(f"{batches[0].partition.topic}: {error}")
             self._report([one for batch in batches for one in self._accumulator.fail_batch(batch, failure)])
             # Until the backoff of the connection is over, every request would fail with the same error.
@@ -327,13 +474,7 @@ class RecordSender:
         try:
             connection = await self._cluster.broker(leader).connection_for(_RECORDS)
             self._connections[leader] = connection
-            request = ProduceRequest(
-                self._transactional_id,
-                self._settings.acks,
-                round(self._request_timeout_s * 1000),
-                tuple(RecordsToProduce(*batch.partition, _content(batch)) for batch in batches),
-                self.transaction_version,
-            )
+            request = self._request(batches)
             was_sent = True
             if not self._settings.acks:
                 await connection.send_only(request, self._request_timeout_s)
@@ -353,13 +494,13 @@ class RecordSender:
     def _handle_no_answer(self, batches: Iterable[PendingBatch], reason: str, *, was_sent: bool) -> list[Outcome]:
         now = self._loop.time()
         outcomes = (self._accumulator.handle_no_answer(batch, reason, now, was_sent=was_sent) for batch in batches)
-        return list(itertools.chain.from_iterable(outcomes))
+        return list(chain.from_iterable(outcomes))
 
     def _stored_unseen(self, batches: Iterable[PendingBatch]) -> list[Outcome]:
         """Return the outcomes of batches that were sent without acknowledgments."""
         now = self._loop.time()
         outcomes = (self._accumulator.handle_answer(batch, BatchAnswer(ErrorCode.NONE), now) for batch in batches)
-        return list(itertools.chain.from_iterable(outcomes))
+        return list(chain.from_iterable(outcomes))
 
     def _handle_answers(self, batches: list[PendingBatch], answers: Sequence[ProducedPartition]) -> list[Outcome]:
         by_partition = {(answer.topic, answer.partition): answer for answer in answers}
@@ -410,7 +551,7 @@ class RecordSender:
             buffered_records=sum(len(batch.tickets) for batch in self._accumulator.batches()),
             buffered_bytes=self._accumulator.buffered_bytes,
             waiting_records=len(self._waiting),
-            requests_in_flight=len(self._writes),
+            requests_in_flight=len(self._writes) + len(self._sent),
             published_records=self._published_records,
             published_bytes=self._published_bytes,
             failed_records=self._failed_records,
@@ -432,6 +573,8 @@ class RecordSender:
         if self.end_cause is not None:
             return
         self.end_cause = cause
+        self._cancel_timer()
+        self._abandon_sent()
         self.abandoned = sum(len(batch.tickets) for batch in self._accumulator.batches()) + len(self._waiting)
         for _, flushed in self._flushes:
             if not flushed.done():
@@ -477,14 +620,16 @@ def _content(batch: PendingBatch) -> memoryview:
     return cast("BatchWriter", batch.content).encode(*batch.producer, batch.sequence)
 
 
+_new_published = partial(tuple.__new__, Published)
+
+
 def _complete(tickets: Sequence[asyncio.Future[Published] | None], stored: DeliveredBatch) -> None:
     """Complete the tickets of a stored batch; a negative base offset, for unknown, is the offset of each record."""
     (topic, partition), offset, append_time_ms = stored.batch.partition, stored.base_offset, stored.append_time_ms
-    step = 0 if offset < 0 else 1
-    timestamps = cast("BatchWriter", stored.batch.content).timestamps
-    for ticket, timestamp_ms in zip(tickets, timestamps, strict=True):
+    timestamps: Iterable[int] = cast("BatchWriter", stored.batch.content).timestamps
+    if append_time_ms >= 0:
+        timestamps = repeat(append_time_ms)
+    places = zip(repeat(topic), repeat(partition), count(offset, 0 if offset < 0 else 1), timestamps)
+    for ticket, place in zip(tickets, map(_new_published, places), strict=False):
         if ticket is not None and not ticket.done():
-            ticket.set_result(
-                Published(topic, partition, offset, timestamp_ms if append_time_ms < 0 else append_time_ms)
-            )
-        offset += step
+            ticket.set_result(place)

@@ -339,6 +339,7 @@ class TransactionalProducer:
 
     Attributes:
         creates_topics: True to let brokers create missing topics.
+        sender: sender of the records, from the start on.
         shared_cluster: started cluster to use; None for a cluster of its own.
 
     Raises:
@@ -366,6 +367,7 @@ class TransactionalProducer:
         """Set when ``_event_of_records`` has an event that must be handled."""
         self._current_identity: Callable[[], Identity | None] = lambda: None
         self._running: ProducerRuntime | None = None
+        self.sender: RecordSender
         self._was_started = False
         self.creates_topics: bool = False
         self.shared_cluster: Cluster | None = None
@@ -427,6 +429,7 @@ class TransactionalProducer:
             raise
         sender = RecordSender(cluster, self._records, self._limits, self._settings.transactional_id)
         sender.on_progress = self._note_progress
+        self.sender = sender
         self._requests = TransactionRequests(cluster, self._settings)
         resolver = PartitionResolver(cluster, None, self._config.partitioner, creates_topics=self.creates_topics)
         self._running = ProducerRuntime(cluster, sender, resolver, self._max_wait_s, self._act_on_records)
@@ -514,6 +517,19 @@ class TransactionalProducer:
         deadline = running.loop.time() + self._max_wait_s
         await running.sender.append(topic_partition, record, future, deadline, deadline)
         return future
+
+    def send_now(self, record: OutgoingRecord) -> asyncio.Future[Published] | None:
+        """Add a record as ``send`` does; return None if a wait is necessary, or if ``send`` raises an error.
+
+        The caller awaits ``yield_to_batch`` of the sender if ``is_batch_due``.
+        """
+        running, machine = self._running, self._machine
+        if running is None or machine.error is not None or machine.state is not ProducerState.IN_TRANSACTION:
+            return None
+        topic_partition = running.resolver.resolve_known(record.topic, record.key, record.partition)
+        if topic_partition is None:
+            return None
+        return running.sender.append_now(topic_partition, record, self._max_wait_s)
 
     async def check(self, topic: str, partition: int | None = None) -> None:
         """Check that a topic or partition exists, without sending a record.
