@@ -30,6 +30,7 @@ PACKAGES = (
     "tailrace.integrations.opentelemetry",
     "tailrace.integrations.prometheus",
     "tailrace.integrations.endpoints",
+    "tailrace.integrations.sql",
 )
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 ANNOTATION = re.compile(r"(: |-> )(['\"])(.*?)\2")

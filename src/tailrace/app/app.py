@@ -42,7 +42,7 @@ from tailrace.context_managers import asynccontextmanager
 from tailrace.errors import ConfigurationError, ConsumerStateError, HandlerFailedError, PublishError, TailraceError
 from tailrace.observe.statistics import AppStatistics
 from tailrace.producer.encoding import Message, RecordEncoder
-from tailrace.producer.publisher import Published, Publisher, error_of_several
+from tailrace.producer.publisher import OutgoingRecord, Published, Publisher, error_of_several
 from tailrace.signals import handle_signals
 from tailrace.user_exceptions import error_text
 from tailrace.values import robust_repr
@@ -500,6 +500,10 @@ class App(Handlers):
         if failures:
             raise error_of_several(failures[0], len(failures), len(results))
         return cast("list[Published | None]", results)
+
+    async def publish_encoded(self, record: OutgoingRecord) -> Published | None:
+        """Publish a record that is encoded already, as ``publish`` does. It is internal to tailrace."""
+        return await publish_one(self._open_publisher(record.topic), record)
 
     # ---- internals ---------------------------------------------------------------------------------------------------
 

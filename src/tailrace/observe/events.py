@@ -72,6 +72,9 @@ __all__ = [
     "OffsetOverrideRejected",
     "OffsetReset",
     "OffsetsCommitted",
+    "OutboxBlocked",
+    "OutboxRecovered",
+    "OutboxUnavailable",
     "PartitionBlocked",
     "PartitionReadPaused",
     "PartitionUnblocked",
@@ -680,6 +683,40 @@ class RecordsAbandoned(Event):
     level = logging.WARNING
     records: int
     """Number of unacknowledged records."""
+
+
+class OutboxBlocked(Event):
+    """Records of an outbox were not published. Their keys wait for retries; other keys are published."""
+
+    level = logging.ERROR
+    table: str
+    """Table of the outbox."""
+    keys: int
+    """Number of keys that wait for a retry."""
+    row: int
+    """Id of the first row that was not published."""
+    topic: str
+    """Topic of this row."""
+    error: str
+    """Error of this row."""
+    exception: BaseException | None = None
+
+
+class OutboxUnavailable(Event):
+    """A statement or connection of an outbox relay failed. The relay reconnects until it succeeds."""
+
+    level = logging.WARNING
+    table: str
+    """Table of the outbox."""
+    error: str
+    exception: BaseException | None = None
+
+
+class OutboxRecovered(Event):
+    """After OutboxBlocked or OutboxUnavailable, the relay has reached the database and no key waits for a retry."""
+
+    table: str
+    """Table of the outbox."""
 
 
 # ---- Transactions ----------------------------------------------------------------------------------------------

@@ -276,6 +276,13 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             return await self._append_or_yield(engine, record, future)
         return future
 
+    async def publish_encoded(self, record: OutgoingRecord) -> Published:
+        """Publish a record that is encoded already, as ``send`` does. It is internal to tailrace."""
+        engine = self._started()
+        if self._layered is not None:
+            return await self._layered(record)
+        return await (await self._append(engine, record))
+
     async def send_many(self, messages: Iterable[Message], topic: str | None = None) -> list[Published]:
         """Publish several records, wait until all are acknowledged, and return their places in order.
 
@@ -365,6 +372,11 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         return Transaction(self._transactional)
 
     # ---- internals ---------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> ProducerConfig:
+        """Resolved options. They are internal to tailrace."""
+        return self._config
 
     def _started(self) -> RecordProducer | TransactionalProducer:
         engine = self._engine
