@@ -175,6 +175,7 @@ async def test_librdkafka_members_share_the_group(new_topic, new_consumer, kafka
             assert not their_share & ours.assignment()
             assert len(their_share | ours.assignment()) == 4
     finally:
+        await asyncio.wait({polling})  # While another thread polls, close() may wait forever.
         theirs.close()
 
 
