@@ -308,6 +308,12 @@ def test_a_producers_option_of_another_client_is_translated(old, ours):
     [
         ({"retries": 5}, "no option 'retries' - use delivery_timeout_ms"),
         ({"max_in_flight_requests_per_connection": 1}, "leave it out: up to five batches of a partition are in flight"),
+        ({"statistics.interval.ms": 1_000}, r"no option 'statistics.interval.ms' - use statistics\(\)"),
+        ({"error_cb": print}, r"no option 'error_cb' - use hooks=\[...\]: on_event\(\) receives BrokerUnreachable"),
+        ({"client.dns.lookup": "use_all_dns_ips"}, "leave it out: all addresses of a name are tried"),
+        ({"ssl.cipher.suites": "x"}, "use ssl_context=, with a context that has the setting"),
+        ({"queue.buffering.max.kbytes": 1_024}, "it is called 'buffer_memory' here, in bytes"),
+        ({"batch.num.messages": 1_024}, "it is called 'max_batch_size' here, in bytes"),
         ({"group_id": "billing"}, "'group_id' is an option of consumers"),
         ({"linger": 5}, "no option 'linger' - did you mean 'linger_ms'"),
         ({"acks": 2}, "acks must be 'all', 1 or 0, not 2"),

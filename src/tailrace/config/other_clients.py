@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["NAMES_BY_CLIENT", "NOT_OF_PRODUCERS", "NOT_OPTIONS", "OTHER_SPELLINGS", "PRODUCER_SPELLINGS"]
+__all__ = [
+    "COUNTED_OTHERWISE",
+    "NAMES_BY_CLIENT",
+    "NOT_OF_PRODUCERS",
+    "NOT_OPTIONS",
+    "OTHER_SPELLINGS",
+    "PRODUCER_SPELLINGS",
+]
 
 _JAVA: Mapping[str, str] = {
     "internal_leave_group_on_close": "leave_on_stop",
@@ -116,10 +123,48 @@ PRODUCER_SPELLINGS: Mapping[str, str] = {**_OTHER_PRODUCERS, **_LIBRDKAFKA_PRODU
 OTHER_SPELLINGS: Mapping[str, str] = {**_OTHERS, **_AIOKAFKA, **_LIBRDKAFKA, **_JAVA}
 """Names of options in other clients, normalized to lower case and underscores, mapped to tailrace's names."""
 
-NOT_OPTIONS: Mapping[str, str] = {
-    "api_version": "leave it out: the versions of each broker are detected",
-    "api_version_auto_timeout_ms": "leave it out: the versions of each broker are detected",
+_ALWAYS_COUNTED = "leave it out: statistics() always has counters and histograms"
+_VERSIONS = "leave it out: the versions of each broker are detected"
+_TLS = "ssl_context=, with a context that has the setting"
+_LOGGER = "logging.getLogger('tailrace')"
+_STICKY = "leave it out: records without a key fill a batch of one partition, then of another that has a leader"
+_IN_FLIGHT = "leave it out: up to five batches of a partition are in flight, and stay in order"
+_FUTURE = "await send(), or the future that enqueue() returns"
+_SENT_AGAIN = "delivery_timeout_ms: a record is sent again until then"
+
+_NOT_OF_CLIENTS: Mapping[str, str] = {
+    "api_version": _VERSIONS,
+    "api_version_auto_timeout_ms": _VERSIONS,
+    "api_version_request": _VERSIONS,
+    "broker_version_fallback": _VERSIONS,
     "client_dns_lookup": "leave it out: all addresses of a name are tried, as with 'use_all_dns_ips'",
+    "debug": f"{_LOGGER}.setLevel(logging.DEBUG)",
+    "enable_metrics_push": "tailrace.integrations.prometheus or tailrace.integrations.opentelemetry",
+    "enable_ssl_certificate_verification": _TLS,
+    "error_cb": "hooks=[...]: on_event() receives BrokerUnreachable and others",
+    "interceptor_classes": "hooks=[...]",
+    "log_cb": _LOGGER,
+    "log_level": _LOGGER,
+    "logger": _LOGGER,
+    "metric_reporters": "statistics(), or tailrace.integrations.prometheus",
+    "metrics_enabled": _ALWAYS_COUNTED,
+    "metrics_num_samples": _ALWAYS_COUNTED,
+    "metrics_recording_level": _ALWAYS_COUNTED,
+    "metrics_sample_window_ms": _ALWAYS_COUNTED,
+    "on_statistics": "statistics()",
+    "socket_nagle_disable": "leave it out: Nagle's algorithm is switched off",
+    "ssl_cipher_suites": _TLS,
+    "ssl_ciphers": _TLS,
+    "ssl_crlfile": _TLS,
+    "ssl_enabled_protocols": _TLS,
+    "ssl_protocol": _TLS,
+    "statistics_interval_ms": "statistics()",
+    "stats_cb": "statistics()",
+}
+"""Names of options that neither consumers nor producers have."""
+
+NOT_OPTIONS: Mapping[str, str] = {
+    **_NOT_OF_CLIENTS,
     "listener": "the option 'rebalance_listener'",
     "loop": "leave it out: the consumer uses the event loop in which it is started",
     "max_poll_records": "getmany(max_records=...)",
@@ -127,19 +172,27 @@ NOT_OPTIONS: Mapping[str, str] = {
 """Names of options in other clients that tailrace does not have, mapped to the text that says what to use instead."""
 
 NOT_OF_PRODUCERS: Mapping[str, str] = {
-    "api_version": "leave it out: the versions of each broker are detected",
-    "api_version_auto_timeout_ms": "leave it out: the versions of each broker are detected",
-    "dr_cb": "await send(), or the future that enqueue() returns",
-    "dr_msg_cb": "await send(), or the future that enqueue() returns",
-    "interceptor_classes": "hooks=[...]",
+    **_NOT_OF_CLIENTS,
+    "allow_auto_create_topics": "leave it out: brokers with auto.create.topics.enable create topics",
+    "auto_poll": "leave it out: no call such as poll() is necessary",
+    "block_on_buffer_full": "max_block_ms, with 0 for an error at once",
+    "delivery_report_only_error": _FUTURE,
+    "dr_cb": _FUTURE,
+    "dr_msg_cb": _FUTURE,
+    "executor": "leave it out: no thread is necessary",
     "loop": "leave it out: the producer uses the event loop in which it is started",
-    "max_in_flight": "leave it out: up to five batches of a partition are in flight, and stay in order",
-    "max_in_flight_requests_per_connection": (
-        "leave it out: up to five batches of a partition are in flight, and stay in order"
-    ),
-    "message_send_max_retries": "delivery_timeout_ms: a record is sent again until then",
-    "metric_reporters": "hooks=[...]",
-    "on_delivery": "await send(), or the future that enqueue() returns",
-    "retries": "delivery_timeout_ms: a record is sent again until then",
+    "max_in_flight": _IN_FLIGHT,
+    "max_in_flight_requests_per_connection": _IN_FLIGHT,
+    "max_workers": "leave it out: no thread is necessary",
+    "message_send_max_retries": _SENT_AGAIN,
+    "on_delivery": _FUTURE,
+    "partitioner_adaptive_partitioning_enable": _STICKY,
+    "partitioner_availability_timeout_ms": _STICKY,
+    "retries": _SENT_AGAIN,
+    "sticky_partitioning_linger_ms": _STICKY,
+    "throttle_cb": "statistics().throttled_s",
 }
 """Names of producers' options that only other clients have, mapped to the text that says what to use."""
+
+COUNTED_OTHERWISE = frozenset({"batch_num_messages", "queue_buffering_max_kbytes", "queue_buffering_max_messages"})
+"""Names of options in other clients that are not in bytes, while tailrace's option is."""

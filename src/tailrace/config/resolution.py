@@ -32,6 +32,7 @@ from tailrace.config.options import (
     ProducerConfig,
 )
 from tailrace.config.other_clients import (
+    COUNTED_OTHERWISE,
     NOT_OF_PRODUCERS,
     NOT_OPTIONS,
     OTHER_SPELLINGS,
@@ -476,7 +477,7 @@ def check_names(
         if meant is None and plain not in replacements and (place := place_of(plain)):
             raise ConfigurationError(f"{name!r} is {place}")
         if meant is not None:
-            hint = f"it is called {meant!r} here"
+            hint = f"it is called {meant!r} here{', in bytes' if plain in COUNTED_OTHERWISE else ''}"
         elif plain in replacements:
             hint = _advice(replacements[plain])
         else:
