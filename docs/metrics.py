@@ -33,7 +33,10 @@ TITLES: dict[Subject, tuple[str, str]] = {
         "Consumers",
         "Fields of `ConsumerStatistics`, from `consumer.statistics()` or `app.statistics().consumers`.",
     ),
-    "producer": ("Producers", "Fields of `ProducerStatistics`, the result of `producer.statistics()`."),
+    "producer": (
+        "Producers",
+        "Fields of `ProducerStatistics`, from `producer.statistics()` or `app.statistics().producers`.",
+    ),
     "app": ("App and event loop", "Fields of `AppStatistics`, the result of `app.statistics()`."),
     "worker": ("Worker processes", "These metrics exist only with `WorkerPool` and `tailrace run --workers`."),
 }

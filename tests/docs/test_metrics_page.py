@@ -55,7 +55,7 @@ def test_every_number_of_the_statistics_is_a_metric(subject):
     kind = CLASSES[subject]
     fields = {one.name: typing.get_type_hints(kind)[one.name] for one in dataclasses.fields(kind)}
     labels = set(LABELS[subject].values()) - {"group_id"} | {"group_id"}
-    nested = {"partitions", "handlers", "groups", "consumers"}
+    nested = {"partitions", "handlers", "groups", "consumers", "producers"}
     metrics = {name for one in METRICS if one.subject == subject for name in one.field.split()}
 
     assert fields.keys() - labels - nested <= metrics

@@ -39,6 +39,7 @@ class Reached(Cluster):
 
 
 CONSUMER_GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+CONFIGS = "kafka.admin.ConfigCommand"
 FEATURES = "org.apache.kafka.tools.FeatureCommand"
 CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 
@@ -47,7 +48,8 @@ class KafkaTool:
     """Tool of Kafka, by default ``kafka-consumer-groups``."""
 
     def __init__(self, bootstrap_servers: str, main: str = CONSUMER_GROUPS) -> None:
-        class_path = ":".join(map(str, jars.class_path(*_TOOLS)))
+        # This tool alone is in the jar of the broker.
+        class_path = ":".join(map(str, jars.class_path(*(() if main == CONFIGS else _TOOLS))))
         self._command = [str(find_java()), *_OPTIONS, "-cp", class_path, main, "--bootstrap-server", bootstrap_servers]
 
     def output(self, *arguments: str) -> str:

@@ -26,8 +26,7 @@ from tailrace.app.health.checks import Health, Vitals, examine
 from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, health_app, lag_report
 from tailrace.app.lifecycle import AppRun, AppRuntime, wait_for_any
 from tailrace.app.options import AppConfig, AppOptions
-from tailrace.app.publish.encoding import encode_messages
-from tailrace.app.publish.results import publish_one
+from tailrace.app.publish.results import encode_in_time, publish_one
 from tailrace.app.stack_frames import where_raised
 from tailrace.app.topics.names import topic_name
 from tailrace.app.transactions.kafka_access import (
@@ -469,12 +468,14 @@ class App(Handlers):
 
         Raises:
             ConsumerStateError: The app is not started, or has ended.
-            PublishTimeoutError: Outside of handlers, the message was not acknowledged within ``publish_timeout_ms``.
+            PublishTimeoutError: Outside of handlers, a schema was not fetched within ``publish_timeout_ms``, or the
+                message was not acknowledged within ``publish_timeout_ms``.
             PublishError: The value cannot be encoded, the message was not acknowledged, or no broker was reached yet.
             SchemaRegistryError: A schema is needed, and the schema registry does not answer.
         """
         publisher = self._open_publisher(topic)
-        (out,) = await encode_messages([Message(value, key, headers, partition)], topic, self._encoder)
+        message = Message(value, key, headers, partition)
+        (out,) = await encode_in_time([message], topic, self._encoder, self._publish_timeout_s)
         return await publish_one(publisher, out)
 
     async def publish_many(self, messages: Iterable[Message], topic: str | None = None) -> list[Published | None]:
@@ -493,7 +494,7 @@ class App(Handlers):
             ConsumerStateError, SchemaRegistryError: See ``publish``.
         """
         publisher, encoder = self._open_publisher("publish_many()"), RecordEncoder(self.codec, where="publish_many()")
-        records = await encode_messages(messages, topic, encoder)
+        records = await encode_in_time(messages, topic, encoder, self._publish_timeout_s)
         calls = (publish_one(publisher, record) for record in records)
         results = await asyncio.gather(*calls, return_exceptions=True)
         failures = [one for one in results if isinstance(one, BaseException)]
@@ -513,6 +514,10 @@ class App(Handlers):
             raise ConsumerStateError(
                 "this app is started - declare handlers and hooks, and call include() and configure(), before the start"
             )
+
+    @property
+    def _publish_timeout_s(self) -> float:
+        return self.runtime.config.publish_timeout_ms / 1000
 
     @cached_property
     def _encoder(self) -> RecordEncoder:

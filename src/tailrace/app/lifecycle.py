@@ -61,7 +61,7 @@ from tailrace.observe.events import (
     ShutdownTimedOut,
 )
 from tailrace.observe.hooks import Hook, Observer, instrumentations_of
-from tailrace.observe.statistics import AppStatistics, Durations
+from tailrace.observe.statistics import AppStatistics, Durations, ProducerStatistics
 from tailrace.producer.publisher import OutgoingRecord, Publisher
 from tailrace.producer.record_producer import RecordProducer
 from tailrace.protocol.transactions import PUBLISHING
@@ -456,6 +456,7 @@ class AppRun:
             handlers=tuple(handler for group in groups for handler in group.handler_statistics()),
             groups=tuple(group.statistics() for group in groups),
             consumers=tuple(one for group in groups if (one := group.consumer_statistics()) is not None),
+            producers=self._kafka.producers(),
             loop_lag=Durations() if watchdog is None else watchdog.lag,
             loop_blocked_s=0.0 if watchdog is None else watchdog.blocked_s,
         )
@@ -658,11 +659,18 @@ def _kafka_access(
     producer_config = runtime.config.producer_config(config)
     needs = broker_needs(handlers, config.group_protocol, has_transactions=transactions is not None)
 
+    producers: list[RecordProducer] = []
+
     def open_publisher() -> AbstractAsyncContextManager[Publisher]:
         timeout_s = min(runtime.config.publish_timeout_ms, producer_config.delivery_timeout_ms) / 1000
-        return _open_publisher(RecordProducer(producer_config), timeout_s, needs, observer)
+        producer = RecordProducer(producer_config)
+        producers[:] = [producer]
+        return _open_publisher(producer, timeout_s, needs, observer)
 
-    kafka = KafkaAccess(read, open_publisher)
+    def statistics() -> tuple[ProducerStatistics, ...]:
+        return tuple(found for one in producers if (found := one.statistics()) is not None)
+
+    kafka = KafkaAccess(read, open_publisher, statistics)
     if transactions is not None:
         check_transactions(transactions, config, runtime.options, handlers)
         kafka = with_transactions(kafka, read, transactions, (config, producer_config), observer)

@@ -60,7 +60,8 @@ class ProducerOptions(ClientOptions, Generic[KeyT_contra, ValueT_contra], total=
     """Maximum time in milliseconds that a call waits for memory or metadata.
 
     The limit is also that of waiting for a schema, and of calls that begin, commit or abort a transaction. With 0, a
-    call does not wait for memory, but raises ``BufferFullError`` at once; other waits then last up to five seconds.
+    call does not wait for memory, but raises ``BufferFullError`` at once. Other waits then last up to five seconds: a
+    topic's first record would otherwise always fail. ``await producer.partitions_for(topic)`` waits beforehand.
 
 
 

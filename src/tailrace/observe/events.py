@@ -670,15 +670,21 @@ class OffsetMapDropped(Event):
 
 
 class PublishDelayed(Event):
-    """A record to publish has waited for the partitions of its topic for a second."""
+    """A record has waited for the partitions of its topic for a second, or to be stored for three seconds."""
 
     level = logging.WARNING
+    repeated_s = 30.0
+    repeated_fields = ("topic",)
     topic: str
     reason: str
+    """Answer of the brokers; if records wait to be stored, that for one of their partitions."""
 
 
 class RecordsAbandoned(Event):
-    """The event loop ended before a producer was stopped. Its unacknowledged records failed, and may be stored."""
+    """A producer ended with unacknowledged records, which failed, and may be stored.
+
+    ``stop_timeout_ms`` was over, ``stop()`` was canceled, or the event loop ended before it was called.
+    """
 
     level = logging.WARNING
     records: int

@@ -363,6 +363,14 @@ METRICS = (
     ),
     MetricDefinition(
         "producer",
+        "tailrace_producer_buffer_memory_bytes",
+        "gauge",
+        "bytes",
+        "buffer_memory",
+        "Maximum size of the unacknowledged records, the option `buffer_memory`",
+    ),
+    MetricDefinition(
+        "producer",
         "tailrace_producer_waiting_records",
         "gauge",
         "records",
@@ -395,6 +403,22 @@ METRICS = (
     ),
     MetricDefinition(
         "producer",
+        "tailrace_producer_uncompressed_bytes_total",
+        "counter",
+        "bytes",
+        "uncompressed_bytes",
+        "Size of the acknowledged batches before compression",
+    ),
+    MetricDefinition(
+        "producer",
+        "tailrace_producer_batches_total",
+        "counter",
+        "batches",
+        "published_batches",
+        "Batches that were acknowledged",
+    ),
+    MetricDefinition(
+        "producer",
         "tailrace_producer_failures_total",
         "counter",
         "records",
@@ -416,6 +440,22 @@ METRICS = (
         "seconds",
         "requests",
         "Durations of Produce requests until the answer",
+    ),
+    MetricDefinition(
+        "producer",
+        "tailrace_producer_queue_duration_seconds",
+        "histogram",
+        "seconds",
+        "queue_times",
+        "Durations from the first record of a batch until the batch is sent for the first time",
+    ),
+    MetricDefinition(
+        "producer",
+        "tailrace_producer_throttled_seconds_total",
+        "counter",
+        "seconds",
+        "throttled_s",
+        "Time for which brokers have throttled the producer because of a quota",
     ),
     # ---- the process of an app
     MetricDefinition(
@@ -536,6 +576,8 @@ def _samples_of_app(found: AppStatistics) -> Iterator[Sample]:
         yield from _samples_of("group", group)
     for consumer in found.consumers:
         yield from _samples(consumer)
+    for producer in found.producers:
+        yield from _samples(producer)
 
 
 def _samples_of(subject: Subject, found: object, **known: str) -> Iterator[Sample]:

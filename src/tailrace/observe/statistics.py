@@ -100,16 +100,26 @@ class ProducerStatistics:
     waiting_records: int
     """Number of records that wait for memory."""
     requests_in_flight: int
+    buffer_memory: int
+    """Option ``buffer_memory``: maximum of ``buffered_bytes``."""
     published_records: int = 0
     """Number of acknowledged records; with ``acks=0``, of records that were sent."""
     published_bytes: int = 0
     """Size of the batches of these records, after compression."""
+    uncompressed_bytes: int = 0
+    """Size of these batches before compression."""
+    published_batches: int = 0
+    """Number of these batches."""
     failed_records: int = 0
     """Number of records that were added to a batch, and refused or not acknowledged in time."""
     retried_batches: int = 0
     """Number of repeated attempts to send a batch."""
     requests: Durations = field(default_factory=Durations)
     """Durations of Produce requests until the broker's answer."""
+    queue_times: Durations = field(default_factory=Durations)
+    """Durations from the first record of a batch until the batch is sent for the first time."""
+    throttled_s: float = 0.0
+    """Seconds for which brokers have throttled this producer because of a quota."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +246,11 @@ class AppStatistics:
     groups: tuple[GroupStatistics, ...] = ()
     consumers: tuple[ConsumerStatistics, ...] = ()
     """Statistics of the consumer of each group; empty in a ``TestApp``, which has no consumers."""
+    producers: tuple[ProducerStatistics, ...] = ()
+    """Statistics of the app's producer, and with exactly_once, of the transactional producer of each group.
+
+    Empty in a ``TestApp``, which has no producers.
+    """
     loop_lag: Durations = field(default_factory=Durations)
     """Delays with which the event loop calls a timer, measured four times per ``heartbeat_interval_ms``."""
     loop_blocked_s: float = 0.0

@@ -83,6 +83,7 @@ class PendingBatch:
         order: sort key of the batch among the batches of the partition.
         size: bytes of the records, before compression; 0 once the batch has an outcome.
         opened_at: time at which the first record was appended.
+        sent_at: time of the first attempt to send the batch; None before.
         deadline: time at which the batch fails if it is not stored before.
         timeout_s: time in seconds from ``opened_at`` to ``deadline``; only records with the same timeout join.
         producer: producer id and epoch with which the batch was last sent.
@@ -101,6 +102,7 @@ class PendingBatch:
         "order",
         "partition",
         "producer",
+        "sent_at",
         "sequence",
         "size",
         "tickets",
@@ -117,6 +119,7 @@ class PendingBatch:
     ) -> None:
         self.partition, self.content, self.order = partition, content, order
         self.opened_at, self.deadline, self.timeout_s = opened_at, deadline, deadline - opened_at
+        self.sent_at: float | None = None
         self.tickets: list[object] = []
         self.size = 0
         self.producer = ProducerId()
@@ -141,6 +144,7 @@ class PendingBatch:
             content, order = self.content.selected(indices), (*self.order, number)
             part = PendingBatch(self.partition, content, order, self.opened_at, self.deadline)
             part.tickets = [self.tickets[index] for index in indices]
+            part.sent_at = self.sent_at
             part.size = self.size * len(indices) // len(self.tickets)
             parts.append(part)
         parts[0].size += self.size - sum(part.size for part in parts)
@@ -581,6 +585,16 @@ class RecordAccumulator:
             outcomes += self._outcomes(queue, [FailedBatch(batch, error) for batch in queue.expire(float("inf"))])
         return outcomes
 
+    def take_delays(self, before: float) -> list[tuple[TopicPartition, str]]:
+        """Return partitions with a batch that has waited since ``before``, while no batch was stored.
+
+        Each is returned once until a batch is stored, with its last error, or an empty string if there is none.
+        """
+        delayed = [queue for queue in self._active.values() if queue.is_delayed(before, self._settings.linger_s)]
+        for queue in delayed:
+            queue.is_delay_reported = True
+        return [(queue.partition, self._last_errors.get(queue.partition, "")) for queue in delayed]
+
     def next_deadline(self, now: float) -> float | None:
         """Return the next time after ``now`` at which a batch expires or may be sent; None if there is none."""
         linger_s = 0.0 if self.is_flushing else self._settings.linger_s
@@ -616,6 +630,7 @@ class RecordAccumulator:
         if queue.is_empty:
             self._active.pop(queue.partition, None)
             self._last_errors.pop(queue.partition, None)
+            queue.is_delay_reported = False
         return [outcome for outcome in found if self._release_bytes(outcome.batch)]
 
     def _release_bytes(self, batch: PendingBatch) -> bool:
@@ -672,6 +687,7 @@ class PartitionQueue:
         needs_producer_id: True if a new epoch is needed, but the epoch of the producer id cannot be raised any more.
         retry_at: time before which no batch is sent; 0 if no attempt has failed since the last success.
         failures: number of consecutive failed attempts.
+        is_delay_reported: True if ``RecordAccumulator.take_delays`` has returned the partition since its last success.
     """
 
     def __init__(self, partition: TopicPartition, producer: ProducerId) -> None:
@@ -682,6 +698,8 @@ class PartitionQueue:
         self.needs_new_epoch = self.needs_producer_id = False
         self.retry_at = 0.0
         self.failures = 0
+        self.is_delay_reported = False
+        self._stored_at = 0.0
         self._sequence = 0
         self._count = 0
         self._epoch_known_until = 0.0
@@ -786,6 +804,7 @@ class PartitionQueue:
     def remove_stored(self, batch: PendingBatch, now: float) -> None:
         """Remove a batch that the broker has stored."""
         self.in_flight.remove(batch)
+        self._stored_at, self.is_delay_reported = now, False
         if self.is_idempotent:
             self._epoch_known_until = now + _EPOCH_KNOWN_FOR_S
         self.failures, self.retry_at = 0, 0.0
@@ -833,6 +852,14 @@ class PartitionQueue:
     def first_deadline(self) -> float | None:
         """Return the earliest deadline of the batches that have not failed; None if there is no such batch."""
         return min((batch.deadline for batch in self.batches() if not batch.has_failed), default=None)
+
+    def is_delayed(self, before: float, linger_s: float) -> bool:
+        """Return True if a batch was due at ``before``, none was stored since, and this was not reported yet."""
+        if self.is_delay_reported or self._stored_at > before:
+            return False
+        if any(batch.opened_at <= before for batch in chain(self.in_flight, self.waiting)):
+            return True
+        return self.open_batch is not None and self.open_batch.opened_at + linger_s <= before
 
     def _insert(self, batch: PendingBatch) -> None:
         index = 0

@@ -14,7 +14,7 @@ from tailrace.errors import PublishError, SchemaRegistryError
 from tailrace.producer.publisher import Headers, OutgoingRecord
 from tailrace.user_exceptions import message_of
 
-__all__ = ["Message", "MessageDetails", "RecordEncoder"]
+__all__ = ["Message", "MessageDetails", "RecordEncoder", "messages_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,23 @@ class Message:
     partition: int | None = None
     topic: str | None = None
     timestamp_ms: int | None = None
+
+
+def messages_of(given: object) -> Iterable[Message]:
+    """Yield the messages of an argument.
+
+    Raises:
+        PublishError: the argument is no iterable of ``Message`` objects.
+    """
+    if isinstance(given, Message) or not isinstance(given, Iterable):
+        raise PublishError(f"messages must be a list of Message objects, not {given!r:.100}")
+    for one in cast("Iterable[object]", given):
+        if not isinstance(one, Message):
+            raise PublishError(
+                f"messages must be a list of Message objects, not of {type(one).__name__}: {one!r:.100} - pass"
+                " Message(value, key=..., topic=...)"
+            )
+        yield one
 
 
 MessageDetails: TypeAlias = tuple[Sequence[tuple[str, bytes | str | None]], int | None, int | None]
@@ -132,6 +149,8 @@ def _record(topic: str, value: object, key: object, rest: MessageDetails) -> Out
     headers, partition, timestamp_ms = rest
     if partition is not None:
         _check_partition(partition)
+    if timestamp_ms is not None:
+        _check_timestamp(timestamp_ms)
     return OutgoingRecord(topic, value, key, _encoded_headers(headers) if headers else (), partition, timestamp_ms)
 
 
@@ -139,7 +158,7 @@ def _encoded_headers(given: object) -> Headers:
     if isinstance(given, Mapping):
         raise TypeError("headers must be a list of (name, value) pairs, not a mapping - pass list(headers.items())")
     if not isinstance(given, Iterable):
-        raise TypeError(f"headers must be a list of (name, value) pairs, not {given!r}")
+        raise TypeError(f"headers must be a list of (name, value) pairs, not {given!r:.100}")
     return tuple(_header(one) for one in given)
 
 
@@ -149,13 +168,18 @@ def _header(given: object) -> tuple[str, bytes | None]:
             return name, _bytes(value)
         case _:
             raise TypeError(
-                f"a header must be a pair of a name and a value, such as ('kind', b'refund'), not {given!r}"
+                f"a header must be a pair of a name and a value, such as ('kind', b'refund'), not {given!r:.100}"
             )
 
 
 def _check_partition(given: object) -> None:
     if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 0):
-        raise TypeError(f"partition must be a non-negative integer, not {given!r}")
+        raise TypeError(f"partition must be a non-negative integer, not {given!r:.100}")
+
+
+def _check_timestamp(given: object) -> None:
+    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < 2**63:
+        raise TypeError(f"timestamp_ms must be a number of milliseconds since 1970, an int, not {given!r:.100}")
 
 
 def _bytes(given: object) -> bytes | None:

@@ -100,9 +100,9 @@ def _chosen_by(
 ) -> int:
     every = sorted(partitions)
     try:
-        chosen = function(key, every, [number for number in every if partitions[number].leader_id >= 0])
+        chosen: object = function(key, every, [number for number in every if partitions[number].leader_id >= 0])
     except Exception as error:
         raise PublishError(f"{topic}: partitioner raised {error!r}") from error
-    if chosen not in partitions:
-        raise PublishError(f"{topic}: partitioner returned {chosen!r}, which is not one of {every}")
+    if isinstance(chosen, bool) or not isinstance(chosen, int) or chosen not in partitions:
+        raise PublishError(f"{topic}: partitioner returned {chosen!r:.100}, which is not one of {every}")
     return chosen

@@ -32,7 +32,7 @@ from tailrace.errors import ConfigurationError, ConsumerStateError, PublishError
 from tailrace.net.cluster import Cluster
 from tailrace.observe.hooks import Hook, Instrumentation
 from tailrace.observe.statistics import ProducerStatistics
-from tailrace.producer.encoding import Message, MessageDetails, RecordEncoder
+from tailrace.producer.encoding import Message, MessageDetails, RecordEncoder, messages_of
 from tailrace.producer.publisher import OutgoingRecord, Published, error_of_several
 from tailrace.producer.record_producer import RecordProducer
 from tailrace.producer.runtime import DEFAULT_LOOKUP_S
@@ -52,6 +52,7 @@ __all__ = ["Producer", "SharedConnections", "Transaction"]
 
 _NOT_STARTED = "this producer is not started - use `async with Producer(...)`, or await start() first"
 _STOPPED = "this producer was stopped - create another"
+_OTHER_LOOP = "this producer was started in another event loop"
 _OVERHEAD_BYTES = 70
 """Maximum size of a record in a batch of its own, without key, value and headers."""
 _Layered: TypeAlias = Callable[[OutgoingRecord], Coroutine[Any, Any, Published]]
@@ -107,6 +108,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         check_names(self._options, kind=ProducerConfig)
         self._config: ProducerConfig = resolve_producer(self._options)
         self._max_request_size = self._config.max_request_size
+        _check_codec(codec)
         self._encoder = RecordEncoder(
             JsonCodec() if codec is None else codec, self._config.key_serializer, self._config.value_serializer
         )
@@ -114,6 +116,8 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         self._engine: RecordProducer | TransactionalProducer | None = None
         self.event_loop: asyncio.AbstractEventLoop | None = None
         """Event loop of the started producer; None before the start. It is internal to tailrace."""
+        self._starting: asyncio.Timeout | None = None
+        """Limit of the start in progress, by which ``stop()`` ends it."""
         self._is_stopped = False
         self._layered: _Layered | None = None
         """Function that publishes within the spans of instrumentations; None without instrumentations."""
@@ -136,7 +140,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
 
         Raises:
             ConfigurationError: ``bootstrap_servers`` is missing.
-            ConsumerStateError: the producer was started or stopped before.
+            ConsumerStateError: the producer was started or stopped before, or is stopped while it starts.
             BrokerConnectionError: no broker answers within ``start_timeout_ms``.
             AuthenticationError: the brokers refuse the credentials.
             UnsupportedVersionError: the brokers are too old.
@@ -144,7 +148,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         """
         if self._is_stopped:
             raise ConsumerStateError(_STOPPED)
-        if self._engine is not None:
+        if self._engine is not None or self._starting is not None:
             raise ConsumerStateError("this producer is already started")
         shared = None if self._cluster is None else self._cluster.cluster
         if self._cluster is not None and shared is None:
@@ -156,9 +160,13 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         is_transactional = self._config.transactional_id is not None
         engine = TransactionalProducer(self._config) if is_transactional else RecordProducer(self._config)
         engine.creates_topics, engine.shared_cluster = True, shared
-        self._engine = engine
+        self.event_loop = asyncio.get_running_loop()
         try:
-            await engine.start()
+            async with asyncio.timeout(None) as limit:
+                self._starting = limit
+                await engine.start()
+        except TimeoutError:
+            raise ConsumerStateError("this producer was stopped while it started") from None
         except TailraceError as error:
             self._is_stopped = True
             # The message has the last error; the attempts before it would fill a screen.
@@ -166,7 +174,12 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         except BaseException:
             self._is_stopped = True
             raise
-        self.event_loop = asyncio.get_running_loop()
+        finally:
+            self._starting = None
+        if limit.expired():
+            await engine.close(0)
+            raise ConsumerStateError("this producer was stopped while it started")
+        self._engine = engine
         layers = [one for one in cast("tuple[Hook, ...]", self._config.hooks) if isinstance(one, Instrumentation)]
         if layers:
             self._layered = within_instrumentations(self._publish, layers)
@@ -174,11 +187,23 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
     async def stop(self) -> None:
         """Wait until all records are acknowledged, abort an open transaction, and close the connections.
 
-        The call takes at most ``stop_timeout_ms``. Records that are not acknowledged by then fail.
+        The call takes at most ``stop_timeout_ms``. Records that are not acknowledged by then fail, and the event
+        RecordsAbandoned has their number. A start in progress ends with an error.
+
+        Raises:
+            ConsumerStateError: the producer was started in another event loop, which is not closed.
         """
-        engine, was_stopped = self._engine, self._is_stopped
+        engine, loop, was_stopped = self._engine, self.event_loop, self._is_stopped
+        if was_stopped or loop is None:
+            self._is_stopped = True
+            return
+        is_here = loop is asyncio.get_running_loop()
+        if not is_here and not loop.is_closed():
+            raise ConsumerStateError(f"{_OTHER_LOOP} - stop it there")
         self._is_stopped = True
-        if engine is not None and not was_stopped:
+        if is_here and self._starting is not None:
+            self._starting.reschedule(loop.time())
+        elif is_here and engine is not None:
             await engine.close()
 
     async def __aenter__(self) -> Self:
@@ -300,7 +325,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         """
         engine = self._started()
         records = []
-        for one in messages:
+        for one in messages_of(messages):
             to = one.topic or topic
             if to is None:
                 raise PublishError("a Message has no topic - set topic= of the Message or of send_many()")
@@ -320,8 +345,12 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
                 if future is None or engine.sender.is_batch_due:
                     future = await self._append_or_yield(engine, record, future)
                 futures.append(future)
-        finally:
-            failures = await _failures_of(futures)
+        except BaseException:
+            # No caller waits for the records before this one, so their errors count as retrieved.
+            for future in futures:
+                future.add_done_callback(_error_of)
+            raise
+        failures = await _failures_of(futures)
         if failures:
             raise error_of_several(failures[0], len(failures), len(futures))
         return [one.result() for one in futures]
@@ -345,6 +374,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             PublishError: the topic does not exist, or no broker answers within ``max_block_ms``.
         """
         running = self._started().running
+        _check_topic(topic)
         return frozenset(await running.partitions_of(topic))
 
     def statistics(self) -> ProducerStatistics:
@@ -353,10 +383,10 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         Raises:
             ConsumerStateError: the producer is not started, or was stopped.
         """
-        engine = self._engine
-        if engine is None or self._is_stopped:
+        found = None if self._engine is None or self._is_stopped else self._engine.statistics()
+        if found is None:
             raise ConsumerStateError(_STOPPED if self._is_stopped else _NOT_STARTED)
-        return engine.running.sender.statistics()
+        return found
 
     def transaction(self) -> Transaction:
         """Return the context manager of a transaction: ``async with producer.transaction() as transaction``.
@@ -383,11 +413,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         if engine is None or self._is_stopped:
             raise ConsumerStateError(_STOPPED if self._is_stopped else _NOT_STARTED)
         if asyncio.get_running_loop() is not self.event_loop:
-            raise ConsumerStateError(
-                _NOT_STARTED
-                if self.event_loop is None
-                else "this producer was started in another event loop - publish there, or start a producer in this one"
-            )
+            raise ConsumerStateError(f"{_OTHER_LOOP} - publish there, or start a producer in this one")
         return engine
 
     def _transactional(self) -> TransactionalProducer:
@@ -579,4 +605,12 @@ def _with_current_trace(record: OutgoingRecord) -> OutgoingRecord:
 
 def _check_topic(topic: object) -> None:
     if not isinstance(topic, str):
-        raise PublishError(f"topic must be a string such as 'orders', not {topic!r}")
+        raise PublishError(f"topic must be a string such as 'orders', not {topic!r:.100}")
+
+
+def _check_codec(codec: object) -> None:
+    encode = getattr(codec, "encode_for", None) or getattr(codec, "encode", None)
+    if codec is not None and (isinstance(codec, type | str) or not callable(encode)):
+        raise ConfigurationError(
+            f"codec must be an object with encode(value), not {codec!r:.100} - correct it, or leave out codec= for JSON"
+        )

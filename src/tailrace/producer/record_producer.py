@@ -15,6 +15,7 @@ from tailrace.error_codes import ErrorCode
 from tailrace.errors import BrokerError, ConsumerStateError, PublishError
 from tailrace.net.cluster import Cluster
 from tailrace.observe.events import IdempotenceDisabled
+from tailrace.observe.statistics import ProducerStatistics
 from tailrace.producer.accumulator import RecordAccumulator, idempotence_obstacle
 from tailrace.producer.publisher import OutgoingRecord, Published
 from tailrace.producer.runtime import (
@@ -23,6 +24,7 @@ from tailrace.producer.runtime import (
     ProducerRuntime,
     content_of,
     new_cluster,
+    new_observer,
     settings_of,
 )
 from tailrace.producer.sender import RecordSender
@@ -97,6 +99,8 @@ class RecordProducer:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.start_timeout_ms / 1000
         cluster = self.shared_cluster or new_cluster(self._config)
+        # Events of shared connections go to the hooks of their cluster, those of records to the hooks of this producer.
+        observer = cluster.observer if self.shared_cluster is None else new_observer(self._config)
         try:
             if self.shared_cluster is None:
                 await cluster.reach(deadline - loop.time())
@@ -107,7 +111,7 @@ class RecordProducer:
             sender = RecordSender(cluster, accumulator, self._settings)
             if obstacle := idempotence_obstacle(versions, asked=self.enable_idempotence):
                 if self._config.acks == "all":
-                    cluster.observer.emit(IdempotenceDisabled(obstacle, _WITHOUT_IDEMPOTENCE))
+                    observer.emit(IdempotenceDisabled(obstacle, _WITHOUT_IDEMPOTENCE))
             else:
                 await sender.initialize(max(deadline - loop.time(), 1.0))
         except BaseException as error:
@@ -121,6 +125,7 @@ class RecordProducer:
         resolver = PartitionResolver(
             cluster, lookup_timeout_s, self._config.partitioner, creates_topics=self.creates_topics
         )
+        sender.observer = resolver.observer = observer
         self.sender = sender
         self._running = ProducerRuntime(cluster, sender, resolver, self._max_block_s or DEFAULT_LOOKUP_S)
         self._running.owns_cluster = self.shared_cluster is None
@@ -209,6 +214,10 @@ class RecordProducer:
     def running(self) -> ProducerRuntime:
         """Parts of the started producer."""
         return self._started()
+
+    def statistics(self) -> ProducerStatistics | None:
+        """Return the statistics of the started producer, even if it has failed; None if it is not started."""
+        return None if self._running is None else self._running.sender.statistics()
 
     async def publish_many(
         self, topic: str, partition: int, records: Iterable[tuple[bytes | None, bytes | None]]

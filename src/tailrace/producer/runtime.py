@@ -17,6 +17,7 @@ from tailrace.core.backoff import Backoff
 from tailrace.core.cluster_metadata import Leadership, topic_name_fault
 from tailrace.error_codes import ErrorCode, name_of
 from tailrace.errors import (
+    AuthenticationError,
     BrokerConnectionError,
     BrokerError,
     PublishError,
@@ -34,7 +35,15 @@ from tailrace.producer.sender import RecordSender
 from tailrace.protocol.metadata import MetadataRequest, MetadataTopic
 from tailrace.records import TopicPartition
 
-__all__ = ["DEFAULT_LOOKUP_S", "PartitionResolver", "ProducerRuntime", "content_of", "new_cluster", "settings_of"]
+__all__ = [
+    "DEFAULT_LOOKUP_S",
+    "PartitionResolver",
+    "ProducerRuntime",
+    "content_of",
+    "new_cluster",
+    "new_observer",
+    "settings_of",
+]
 
 ResultT = TypeVar("ResultT")
 
@@ -59,6 +68,9 @@ class PartitionResolver:
             exist yet for two seconds, and not for a partition.
         partitioning: option ``partitioner``.
         creates_topics: True to let brokers create missing topics, if their ``auto.create.topics.enable`` is set.
+
+    Attributes:
+        observer: receives events; by default that of the cluster.
     """
 
     def __init__(
@@ -72,6 +84,7 @@ class PartitionResolver:
         self._cluster, self._timeout_s = cluster, timeout_s
         self._partitioner = Partitioner(random.random, partitioning, compiled_murmur2 or murmur2)
         self._creates_topics = creates_topics
+        self.observer: Observer = cluster.observer
         self._topics: dict[str, _Partitions] = {}
         self._topology, self._keyless = cluster.topology, dict[str, TopicPartition]()
         """Metadata, and the partitions that the partitioner has chosen from it for records without a key."""
@@ -162,7 +175,7 @@ class PartitionResolver:
         except (BrokerError, BrokerConnectionError, PublishError) as error:
             self._topics.pop(topic, None)
             self._cluster.watch(self, self._topics)
-            lookup.error = error if isinstance(error, PublishError) else PublishError(str(error))
+            lookup.error = _lookup_error(error)
             raise lookup.error from None
         finally:
             reminder.cancel()
@@ -172,7 +185,7 @@ class PartitionResolver:
     def _report_delay(self, topic: str) -> None:
         code = self._cluster.topology.errors.get(topic)
         answer = "no broker has answered yet" if code is None else f"the brokers answer {name_of(code)}"
-        _observer(self._cluster.config).emit(PublishDelayed(topic, answer))
+        self.observer.emit(PublishDelayed(topic, answer))
 
     async def _fetch_partitions(self, topic: str, missing_at: float) -> Mapping[int, Leadership]:
         await self._cluster.refresh()
@@ -200,6 +213,18 @@ class PartitionResolver:
         hint = f"did you mean {close[0]!r}?" if close else "create the topic"
         created = ", and the brokers do not create it" if self._creates_topics else ""
         return PublishError(f"{topic}: the topic does not exist{created} - {hint}")
+
+
+def _lookup_error(error: TailraceError) -> PublishError:
+    match error:
+        case PublishError():
+            return error
+        case AuthenticationError() | BrokerError():
+            return PublishError(str(error))
+        case _:
+            return PublishTimeoutError(
+                f"{error}; the record was not sent, and is not stored - check that the brokers are reachable"
+            )
 
 
 class _Partitions(dict[int, TopicPartition]):
@@ -241,10 +266,11 @@ def new_cluster(config: ProducerConfig) -> Cluster:
     Its options that only consumers have, such as ``isolation_level`` for listing offsets, have their defaults.
     """
     shared = {field.name: getattr(config, field.name) for field in dataclasses.fields(ClientConfig)}
-    return Cluster(ConsumerConfig(**shared), _observer(config))
+    return Cluster(ConsumerConfig(**shared), new_observer(config))
 
 
-def _observer(config: ClientConfig) -> Observer:
+def new_observer(config: ClientConfig) -> Observer:
+    """Create an observer that passes events to the hooks of ``config``."""
     return Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
 
 
@@ -331,7 +357,7 @@ class ProducerRuntime:
         # No caller should wait for a topic that cannot exist.
         if fault := topic_name_fault(topic):
             look_up.close()
-            raise PublishError(f"{topic!r} is not a legal topic name: {fault}")
+            raise PublishError(f"{topic!r:.300} is not a legal topic name: {fault}")
         limit_s = self._timeout_s + _GRACE_S
         limit = asyncio.timeout(limit_s if timeout_s is None else min(timeout_s, limit_s))
         began_at = self.loop.time()
@@ -369,7 +395,7 @@ class ProducerRuntime:
                 self._cluster.unwatch(self.resolver)
 
     def _report_failure(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() and not self.is_closed and self.sender.abandoned:
-            _observer(self._cluster.config).emit(RecordsAbandoned(self.sender.abandoned))
+        if task.cancelled() and self.sender.abandoned:
+            self.sender.observer.emit(RecordsAbandoned(self.sender.abandoned))
         if not task.cancelled() and (error := task.exception()) is not None:
             self.loop.call_exception_handler({"message": "a producer has failed", "exception": error, "task": task})

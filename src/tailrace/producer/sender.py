@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import chain, count, repeat
@@ -30,6 +30,8 @@ from tailrace.errors import (
 from tailrace.net.broker import Channel, ChannelKey
 from tailrace.net.cluster import Cluster, MetadataRefresher
 from tailrace.net.connection import Connection
+from tailrace.observe.events import PublishDelayed
+from tailrace.observe.hooks import Observer
 from tailrace.observe.statistics import ProducerStatistics
 from tailrace.producer.accumulator import (
     MAX_IN_FLIGHT,
@@ -51,6 +53,9 @@ __all__ = ["RecordSender"]
 
 _NO_TRANSACTION_MS = -1
 _PERMANENT_ERRORS = (AuthenticationError, UnsupportedVersionError, ConfigurationError)
+_DELAYED_S = 3.0
+"""Seconds without a stored batch after which PublishDelayed reports a topic: more than a usual change of leaders."""
+_DELAY_CHECK_S = 1.0
 _RECORDS = ChannelKey(Channel.MAIN, "records")
 """Connections for Produce requests only, so that other requests do not wait for their responses."""
 
@@ -94,6 +99,7 @@ class RecordSender:
         transactional_id: id of a transactional producer; None for an idempotent producer.
 
     Attributes:
+        observer: receives events; by default that of the cluster.
         transaction_version: version of the open transaction, from which the version of Produce follows (KIP-890).
         on_batch: called with the topic of a batch when the batch is sent or full.
         on_progress: called each time the sender has checked for batches to send, for example after a response.
@@ -134,6 +140,7 @@ class RecordSender:
         """Tasks of requests that wait for a connection, or to which no answer is expected."""
         self._is_renewing = False
         """True while another producer id is requested."""
+        self.observer: Observer = cluster.observer
         self.transaction_version = 1
         self.on_batch: Callable[[str], None] = lambda _topic: None
         self.on_progress: Callable[[], None] = lambda: None
@@ -141,7 +148,9 @@ class RecordSender:
         self.first_error: TailraceError | None = None
         self.end_cause: TailraceError | None = None
         self.abandoned = self._published_records = self._published_bytes = self._failed_records = 0
-        self._requests = DurationMeter()
+        self._published_batches = self._uncompressed_bytes = 0
+        self._requests, self._queue_times = DurationMeter(), DurationMeter()
+        self._throttled_s = 0.0
 
     def __repr__(self) -> str:
         return f"<RecordSender {self._accumulator!r}>"
@@ -168,7 +177,7 @@ class RecordSender:
         """Send records, and run the functions ``background``, until canceled; undelivered records then fail."""
         try:
             async with self._tasks:
-                for function in (self._keep_metadata, *background):
+                for function in (self._keep_metadata, self._report_delays, *background):
                     self._tasks.create_task(function())
                 self._is_woken = False
                 self.wake()
@@ -354,6 +363,9 @@ class RecordSender:
         for leader, batches in accumulator.take_requests(now, self._leader_of, self._max_requests):
             for batch in batches:
                 self.on_batch(batch.partition.topic)
+                if batch.sent_at is None:
+                    batch.sent_at = now
+                    self._queue_times.note(now - batch.opened_at)
             if not self._post(leader, batches):
                 write = self._tasks.create_task(self._write(leader, batches))
                 self._writes.add(write)
@@ -430,7 +442,7 @@ class RecordSender:
             if isinstance(answer, TailraceError):
                 outcomes = self._handle_no_answer(sent.batches, str(answer), was_sent=True)
             else:
-                self._requests.note(self._loop.time() - sent.at)
+                self._note_answer(sent.at, answer)
                 outcomes = self._handle_answers(sent.batches, answer.partitions)
             self._report(outcomes)
             self._end_request(sent.leader)
@@ -439,6 +451,10 @@ class RecordSender:
                 self._failure.set_exception(error)
         if not self._sent and self._none_sent is not None and not self._none_sent.done():
             self._none_sent.set_result(None)
+
+    def _note_answer(self, since: float, answer: ProduceResponse) -> None:
+        self._requests.note(self._loop.time() - since)
+        self._throttled_s += answer.throttle_time_ms / 1000
 
     def _end_request(self, leader: int) -> None:
         self._accumulator.end_request(leader)
@@ -481,7 +497,7 @@ class RecordSender:
                 return self._stored_unseen(batches)
             since = self._loop.time()
             answer = await connection.send(request, self._request_timeout_s)
-            self._requests.note(self._loop.time() - since)
+            self._note_answer(since, answer)
         except _PERMANENT_ERRORS:
             raise
         except asyncio.CancelledError:
@@ -527,19 +543,25 @@ class RecordSender:
         for outcome in outcomes:
             tickets = cast("list[asyncio.Future[Published] | None]", outcome.batch.tickets)
             if isinstance(outcome, DeliveredBatch):
+                content = cast("BatchWriter", outcome.batch.content)
                 self._published_records += len(tickets)
-                self._published_bytes += cast("BatchWriter", outcome.batch.content).encoded_size
+                self._published_bytes += content.encoded_size
+                self._uncompressed_bytes += content.size
+                self._published_batches += 1
                 _complete(tickets, outcome)
                 continue
             self._failed_records += len(tickets)
+            # asyncio logs each exception that is not retrieved: of a batch, this is one; of a transaction, none,
+            # because commit() raises the error, too.
+            is_reported = self._transactional_id is not None
             for ticket in tickets:
                 if ticket is None:
                     self.first_error = self.first_error or outcome.error
                 elif not ticket.done():
                     ticket.set_exception(copy.copy(outcome.error))
-                    if self._transactional_id is not None:
-                        # Mark the exception as retrieved, so that asyncio does not log it: commit() raises it, too.
+                    if is_reported:
                         ticket.exception()
+                    is_reported = True
         if outcomes:
             self._append_waiting()
             self._complete_flushes()
@@ -552,11 +574,16 @@ class RecordSender:
             buffered_bytes=self._accumulator.buffered_bytes,
             waiting_records=len(self._waiting),
             requests_in_flight=len(self._writes) + len(self._sent),
+            buffer_memory=self._settings.max_buffered_bytes,
             published_records=self._published_records,
             published_bytes=self._published_bytes,
+            uncompressed_bytes=self._uncompressed_bytes,
+            published_batches=self._published_batches,
             failed_records=self._failed_records,
             retried_batches=self._accumulator.retries,
             requests=self._requests.durations,
+            queue_times=self._queue_times.durations,
+            throttled_s=self._throttled_s,
         )
 
     def _complete_flushes(self) -> None:
@@ -598,6 +625,18 @@ class RecordSender:
             except AuthenticationError:
                 # Records fail with this error when they are sent. Try again, because the credentials may become valid.
                 await asyncio.sleep(self._settings.backoff.longest_s)
+
+    async def _report_delays(self) -> NoReturn:
+        """Report the topics whose records wait, once until one of them is stored."""
+        while True:
+            await asyncio.sleep(_DELAY_CHECK_S)
+            by_topic: defaultdict[str, list[str]] = defaultdict(list)
+            for partition, error in self._accumulator.take_delays(self._loop.time() - _DELAYED_S):
+                cause = error or ("it has no leader" if self._leader_of(partition) < 0 else "no answer yet")
+                by_topic[partition.topic].append(f"partition {partition.partition}: {cause}")
+            for topic, found in by_topic.items():
+                others = f"; and {len(found) - 1} other partitions" if len(found) > 1 else ""
+                self.observer.emit(PublishDelayed(topic, f"{found[0]}{others}"))
 
     async def _renew_producer_id(self) -> None:
         try:

@@ -409,7 +409,7 @@ def timeout_error(last_error: str) -> PublishError:
     """Return the error of a transaction that was aborted because its requests were not answered in time."""
     return PublishError(
         "the transaction was aborted, because it was not completed in time - check that the brokers are reachable, or"
-        f" raise default_api_timeout_ms; last error: {last_error}"
+        f" raise max_block_ms; last error: {last_error}"
     )
 
 

@@ -36,9 +36,18 @@ from tailrace.net.broker import Broker, Channel, ChannelKey
 from tailrace.net.cluster import Cluster
 from tailrace.net.connection import Connection
 from tailrace.net.offsets import partitions_of_recreated_topics
+from tailrace.observe.statistics import ProducerStatistics
 from tailrace.producer.accumulator import TransactionAccumulator
 from tailrace.producer.publisher import OutgoingRecord, Published
-from tailrace.producer.runtime import PartitionResolver, ProducerRuntime, content_of, new_cluster, settings_of
+from tailrace.producer.runtime import (
+    DEFAULT_LOOKUP_S,
+    PartitionResolver,
+    ProducerRuntime,
+    content_of,
+    new_cluster,
+    new_observer,
+    settings_of,
+)
 from tailrace.producer.sender import RecordSender
 from tailrace.producer.transaction_machine import (
     AbortTransaction,
@@ -307,7 +316,7 @@ def transaction_settings(config: ProducerConfig) -> TransactionSettings:
         transaction_timeout_s=timeout_s,
         # A third of the transaction's timeout leaves time to ask another broker.
         request_timeout_s=min(config.request_timeout_ms / 1000, timeout_s / 3),
-        abort_s=min(ABORT_S, max(config.max_block_ms, 1) / 1000, timeout_s),
+        abort_s=min(ABORT_S, config.max_block_ms / 1000 or ABORT_S, timeout_s),
         retry_first_s=config.retry_backoff_ms / 1000,
         retry_longest_s=config.retry_backoff_max_ms / 1000,
     )
@@ -351,7 +360,7 @@ class TransactionalProducer:
         self._group_id = config.group_id if isinstance(config, ConsumerConfig) else None
         self._settings = transaction_settings(self._config)
         timeout_s = self._settings.transaction_timeout_s
-        self._max_wait_s = min(max(self._config.max_block_ms, 1) / 1000, timeout_s)
+        self._max_wait_s = min(self._config.max_block_ms / 1000 or DEFAULT_LOOKUP_S, timeout_s)
         limits = settings_of(self._config)
         delivery_timeout_s = min(limits.delivery_timeout_s, self._max_wait_s)
         self._limits = dataclasses.replace(
@@ -387,6 +396,10 @@ class TransactionalProducer:
     def running(self) -> ProducerRuntime:
         """Parts of the started producer."""
         return self._started()
+
+    def statistics(self) -> ProducerStatistics | None:
+        """Return the statistics of the started producer, even if it has failed; None if it is not started."""
+        return None if self._running is None else self._running.sender.statistics()
 
     @property
     def error(self) -> TailraceError | None:
@@ -432,6 +445,8 @@ class TransactionalProducer:
         self.sender = sender
         self._requests = TransactionRequests(cluster, self._settings)
         resolver = PartitionResolver(cluster, None, self._config.partitioner, creates_topics=self.creates_topics)
+        if self.shared_cluster is not None:
+            sender.observer = resolver.observer = new_observer(self._config)
         self._running = ProducerRuntime(cluster, sender, resolver, self._max_wait_s, self._act_on_records)
         self._running.owns_cluster = self.shared_cluster is None
         try:
@@ -514,8 +529,9 @@ class TransactionalProducer:
             topic_partition = await running.resolve(record.topic, record.key, record.partition)
             self._check_open()
         future: asyncio.Future[Published] = running.loop.create_future()
-        deadline = running.loop.time() + self._max_wait_s
-        await running.sender.append(topic_partition, record, future, deadline, deadline)
+        now = running.loop.time()
+        until = now + min(self._config.max_block_ms / 1000, self._max_wait_s)
+        await running.sender.append(topic_partition, record, future, now + self._max_wait_s, until)
         return future
 
     def send_now(self, record: OutgoingRecord) -> asyncio.Future[Published] | None:

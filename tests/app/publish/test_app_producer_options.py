@@ -6,9 +6,12 @@ import asyncio
 import traceback
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from tailrace import App, ConfigurationError, ProducerOptions, Retry
 from tailrace.config import app_producer_config, resolve
+from tailrace.integrations.prometheus import exposition
+from tailrace.observe.metrics import METRICS
 from tests.support.consumer_group import until
 
 ZSTD = 4
@@ -58,6 +61,40 @@ async def test_everything_that_an_app_publishes_uses_its_producer_options(
         await until(lambda: all(compressions(kafka_server, one) for one in topics))
 
     assert {one: compressions(kafka_server, one) for one in topics} == {one: {ZSTD} for one in topics}
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+async def test_statistics_and_metrics_contain_the_producers_of_an_app(kafka_server, new_topic, group, delivery):
+    """Records of an app are counted, by its own producer and by the transactions of its group."""
+    source, results = new_topic(), new_topic()
+    app = App(
+        bootstrap_servers=kafka_server.bootstrap_servers,
+        group_id=group,
+        delivery=delivery,
+        producer=ProducerOptions(compression_type="zstd", buffer_memory=1_000_000),
+    )
+
+    @app.handler(source, publish=results)
+    async def handle(value: bytes) -> bytes:
+        return value
+
+    assert app.statistics().producers == ()
+    async with app, asyncio.timeout(60):
+        for _ in range(3):
+            await app.publish(source, b"good" * 500)
+        await until(lambda: sum(one.published_records for one in app.statistics().producers) == 6)
+        found = app.statistics().producers
+        text = (await exposition(app, registry=CollectorRegistry()))[0].decode()
+
+    assert [one.published_records for one in found] == ([6] if delivery == "at_least_once" else [3, 3])
+    for one in found:
+        assert one.buffer_memory == 1_000_000
+        assert 0 < one.published_batches <= one.published_records
+        assert one.published_bytes < one.uncompressed_bytes / 2
+        assert one.queue_times.count == one.published_batches
+    assert 'tailrace_producer_records_total{client_id="tailrace"} 6.0' in text
+    for name in (one.name for one in METRICS if one.subject == "producer"):
+        assert f"{name}_count{{" in text or f"{name}{{" in text
 
 
 @pytest.mark.parametrize(

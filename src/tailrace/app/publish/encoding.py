@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from tailrace.core.cluster_metadata import topic_name_fault
 from tailrace.errors import PublishError
-from tailrace.producer.encoding import Message, RecordEncoder
+from tailrace.producer.encoding import Message, RecordEncoder, messages_of
 from tailrace.producer.publisher import OutgoingRecord
 
 __all__ = [
@@ -63,16 +63,16 @@ async def encode_messages(
         SchemaRegistryError: a schema could not be fetched.
     """
     encoded: list[OutgoingRecord] = []
-    for message in messages:
+    for message in messages_of(messages):
         to: object = message.topic or topic
         if to is None:
             raise PublishError(
                 f"{encoder.where}a Message has no topic - set topic= of the Message, or publish= of the handler"
             )
         if not isinstance(to, str):
-            raise PublishError(f"{encoder.where}topic must be a string such as 'orders', not {to!r}")
+            raise PublishError(f"{encoder.where}topic must be a string such as 'orders', not {to!r:.100}")
         if fault := topic_name_fault(to):
-            raise PublishError(f"{encoder.where}{to!r} is not a legal topic name: {fault}")
+            raise PublishError(f"{encoder.where}{to!r:.300} is not a legal topic name: {fault}")
         is_key_given = message.key is not UNSET
         details = (message.headers, message.partition, message.timestamp_ms)
         record = await encoder.encode(to, message.value, message.key if is_key_given else None, details)

@@ -15,9 +15,9 @@ import msgspec
 
 from tailrace.app.publish.encoding import encode_messages, messages_in
 from tailrace.codecs.protocols import AnyCodec
-from tailrace.errors import PublishError
+from tailrace.errors import PublishError, PublishTimeoutError
 from tailrace.observe.hooks import Instrumentation
-from tailrace.producer.encoding import RecordEncoder
+from tailrace.producer.encoding import Message, RecordEncoder
 from tailrace.producer.publisher import Headers, OutgoingRecord, Published, Publisher
 from tailrace.producer.record_producer import RecordProducer
 from tailrace.producer.traces import current_trace, with_trace, within_instrumentations
@@ -27,6 +27,7 @@ __all__ = [
     "LimitedPublisher",
     "ResultPublisher",
     "check_not_abandoned",
+    "encode_in_time",
     "gather_in_order",
     "instrumented",
     "publish_one",
@@ -108,6 +109,27 @@ async def publish_one(publisher: Publisher, record: OutgoingRecord, trace: Heade
     if headers is not record.headers:
         record = msgspec.structs.replace(record, headers=headers)
     return await publisher.publish(record)
+
+
+async def encode_in_time(
+    messages: Iterable[Message], topic: str | None, encoder: RecordEncoder, timeout_s: float
+) -> list[OutgoingRecord]:
+    """Encode messages as ``encode_messages`` does; outside of handlers, fetch schemas for at most ``timeout_s``.
+
+    Raises:
+        PublishTimeoutError: a schema was not fetched in time.
+        PublishError, SchemaRegistryError: see ``encode_messages``.
+    """
+    if encoder.is_immediate or _task.get() is not None:
+        return await encode_messages(messages, topic, encoder)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await encode_messages(messages, topic, encoder)
+    except TimeoutError:
+        raise PublishTimeoutError(
+            f"{encoder.where}no schema within {timeout_s:g} s; the message was not sent, and is not stored - check"
+            " the schema registry"
+        ) from None
 
 
 class LimitedPublisher:

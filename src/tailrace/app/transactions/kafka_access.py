@@ -24,6 +24,7 @@ from tailrace.config import ConsumerConfig, ProducerConfig, check_positive, prod
 from tailrace.context_managers import asynccontextmanager
 from tailrace.errors import ConfigurationError
 from tailrace.observe.hooks import Observer
+from tailrace.observe.statistics import ProducerStatistics
 from tailrace.producer.publisher import OutgoingRecord, Published, Publisher
 
 __all__ = [
@@ -128,6 +129,8 @@ class KafkaAccess(NamedTuple):
     """Returns the source for the topics of one group."""
     open_publisher: Callable[[], AbstractAsyncContextManager[Publisher]]
     """Returns the context manager of the publisher."""
+    producers: Callable[[], tuple[ProducerStatistics, ...]] = tuple
+    """Returns the statistics of the producers that are started."""
 
 
 def transaction_options(delivery: object, **options: object) -> TransactionOptions | None:
@@ -172,6 +175,7 @@ def with_transactions(
     """
     config, base = configs
     sources: list[TransactionalSource] = []
+    producers: list[RenewingProducer] = []
 
     def connect(routes: Routes) -> TransactionalSource:
         group_id = routes.group_id
@@ -183,6 +187,7 @@ def with_transactions(
         producer = RenewingProducer(
             of_group, group_id, max_metadata_bytes=config.offset_metadata_max_bytes, observer=observer
         )
+        producers.append(producer)
         settings = options.window_settings(routes.handlers)
         source = TransactionalSource(read(routes, **_CONSUMER_OPTIONS), producer, settings, observer)
         sources.append(source)
@@ -193,7 +198,11 @@ def with_transactions(
         async with kafka.open_publisher() as outside:
             yield ContextPublisher(outside, sources)
 
-    return KafkaAccess(connect, open_publisher)
+    def statistics() -> tuple[ProducerStatistics, ...]:
+        of_groups = (one.statistics() for one in producers)
+        return *kafka.producers(), *(one for one in of_groups if one is not None)
+
+    return KafkaAccess(connect, open_publisher, statistics)
 
 
 class ContextPublisher:

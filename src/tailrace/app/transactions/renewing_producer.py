@@ -20,6 +20,7 @@ from tailrace.errors import (
 )
 from tailrace.observe.events import TransactionalProducerReplaced, TransactionInDoubt
 from tailrace.observe.hooks import Observer
+from tailrace.observe.statistics import ProducerStatistics
 from tailrace.producer.publisher import OutgoingRecord
 from tailrace.producer.transaction_machine import OPEN, OVER, ProducerState
 from tailrace.producer.transactional_producer import TransactionalProducer
@@ -73,6 +74,10 @@ class RenewingProducer:
         producer, self._producer = self._producer, None
         if producer is not None:
             await producer.close(timeout_s)
+
+    def statistics(self) -> ProducerStatistics | None:
+        """Return the statistics of the current producer; None while there is none."""
+        return None if self._producer is None else self._producer.statistics()
 
     async def begin(self) -> None:
         """Begin a transaction unless one is open; retry without limit after errors that are not fatal.
