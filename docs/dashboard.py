@@ -37,6 +37,11 @@ def rate(metric: str, by: str) -> str:
     return f'sum by ({by}) (rate({metric}{{group=~"$group"}}[$__rate_interval]))'
 
 
+def producer_rate(metric: str) -> str:
+    """Return the PromQL expression for the rate of a producers' counter per second, by client id."""
+    return f"sum by (client_id) (rate({metric}[$__rate_interval]))"
+
+
 def quantile(share: float, metric: str, by: str, selector: str = '{group=~"$group"}') -> str:
     """Return the PromQL expression for a quantile of a histogram, for each value of the labels ``by``."""
     labels = ", ".join(filter(None, ["le", by]))
@@ -48,6 +53,9 @@ HANDLER = "{{group}} {{handler}}"
 """Legend of a handler, with its group, because handlers of several groups may have the same name."""
 PROCESS = "{{group}} {{instance}} {{worker}}"
 """Legend of the consumer of a group in one process. The client id is the same in all processes of an app."""
+
+PRODUCER = "{{client_id}}"
+"""Legend of the producers with a client id, which have no group."""
 
 ROWS: dict[str, list[Panel]] = {
     "Health": [
@@ -134,6 +142,49 @@ ROWS: dict[str, list[Panel]] = {
                 f"dead letters {HANDLER}": rate("tailrace_handler_dead_letters_total", "group, handler"),
                 f"skipped {HANDLER}": rate("tailrace_handler_skipped_total", "group, handler"),
             },
+        ),
+    ],
+    "Producers": [
+        Panel(
+            "Published records per second",
+            "Acknowledged records, and records that were refused or not acknowledged in time.",
+            {
+                f"published {PRODUCER}": producer_rate("tailrace_producer_records_total"),
+                f"failed {PRODUCER}": producer_rate("tailrace_producer_failures_total"),
+                f"batches sent again {PRODUCER}": producer_rate("tailrace_producer_retries_total"),
+            },
+        ),
+        Panel(
+            "Published bytes per second",
+            "Bytes of the acknowledged batches, before and after compression.",
+            {
+                f"sent {PRODUCER}": producer_rate("tailrace_producer_bytes_total"),
+                f"before compression {PRODUCER}": producer_rate("tailrace_producer_uncompressed_bytes_total"),
+            },
+            unit="Bps",
+        ),
+        Panel(
+            "Queue and request, 99th percentile",
+            "Time of a batch until it is sent, and of its request until the answer. A long queue and short requests:"
+            " the producer waits for linger_ms, or has no leader.",
+            {
+                f"queue {PRODUCER}": quantile(
+                    0.99, "tailrace_producer_queue_duration_seconds", "client_id", selector=""
+                ),
+                f"request {PRODUCER}": quantile(
+                    0.99, "tailrace_producer_request_duration_seconds", "client_id", selector=""
+                ),
+            },
+            unit="s",
+        ),
+        Panel(
+            "Used share of buffer_memory",
+            "Unacknowledged records. At 1, calls wait for memory, for up to max_block_ms.",
+            {
+                PRODUCER: "sum by (client_id) (tailrace_producer_buffered_bytes)"
+                " / sum by (client_id) (tailrace_producer_buffer_memory_bytes)"
+            },
+            unit="percentunit",
         ),
     ],
     "Broker and event loop": [
