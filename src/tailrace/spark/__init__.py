@@ -1,9 +1,12 @@
 """Run the handlers of an app on Apache Spark: in a streaming query, or in a backfill that hands over to the app.
 
+``results`` is an expression with the results of a handler, for any DataFrame of records.
+
 Needs the extra ``tailrace[spark]``.
 """
 
 from tailrace.spark.backfill import BackfillProgress, BackfillReport, GroupStatus
+from tailrace.spark.expression import results
 from tailrace.spark.pipeline import SparkPipeline
 from tailrace.spark.session import spark_session
 from tailrace.spark.sinks import delta_table, overwritten_folders
@@ -17,5 +20,6 @@ __all__ = [
     "SparkQuery",
     "delta_table",
     "overwritten_folders",
+    "results",
     "spark_session",
 ]

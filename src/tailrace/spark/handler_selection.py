@@ -26,6 +26,7 @@ class SelectedHandlers:
     Attributes:
         name: name of the handler that the user named.
         group_id: group of the handlers.
+        named: declarations of the named handler.
         handlers: all handlers to run.
         indices: index of each handler in ``App.declared``.
         topics: names of topics that the named handler reads.
@@ -34,6 +35,7 @@ class SelectedHandlers:
 
     name: str
     group_id: str
+    named: tuple[Handler, ...]
     handlers: tuple[Handler, ...]
     indices: tuple[int, ...]
     topics: tuple[str, ...]
@@ -92,6 +94,7 @@ def select_handlers(
     return SelectedHandlers(
         found[0].name,
         group,
+        tuple(found),
         tuple(one for _, one in selected),
         tuple(index for index, _ in selected),
         topics,

@@ -34,13 +34,13 @@ from tailrace.spark.offsets.start_offsets import (
 from tailrace.spark.offsets.store import ClusterState, SparkOffsetStore
 from tailrace.spark.session import check_source, check_source_options, source_options
 from tailrace.spark.streaming import SparkQuery, Stage, Trigger, claim, finish_ended_queries, release, start_stream
-from tailrace.spark.worker.rows import result_type
+from tailrace.spark.worker.rows import RESERVED, result_type
 from tailrace.spark.worker.shipment import Shipment, import_path_of, pack
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkPipeline", "check_run"]
+__all__ = ["HandlerOrName", "SparkPipeline", "check_delivery", "check_run"]
 
 HandlerOrName: TypeAlias = Callable[..., object] | str
 """Decorated function of a handler, or its name."""
@@ -72,7 +72,7 @@ class SparkPipeline:
         self._import_path = app if isinstance(app, str) else import_path_of(app)
         self._spark = spark
         self._checkpoint = None if checkpoint is None else Checkpoint(spark, str(checkpoint))
-        _check_delivery(self.app)
+        check_delivery(self.app)
         config = resolve(self.app.options)
         self._observer = Observer(cast("tuple[Hook, ...]", config.hooks), client_id=config.client_id)
 
@@ -339,7 +339,7 @@ class SparkPipeline:
                 ' - set spark.speculation=false or order_by="none"'
             )
         check_source(self._spark, source)
-        row_type = None if sink is None else result_type(selected.handlers)
+        row_type = None if sink is None else result_type(selected.handlers, RESERVED)
         return selected, BatchRunner(selected, shipment, row_type, sink, parallelism), source
 
     def _config_of(self, selected: SelectedHandlers) -> ConsumerConfig:
@@ -394,11 +394,12 @@ def check_run(app: App, import_path: str, handler: HandlerOrName, *, parallelism
     Raises:
         ConfigurationError: the handler is unknown or cannot be sent to workers, or an option is invalid.
     """
-    _check_delivery(app)
+    check_delivery(app)
     _check_and_pack(app, import_path, handler, parallelism=parallelism)
 
 
-def _check_delivery(app: App) -> None:
+def check_delivery(app: App) -> None:
+    """Raise a ConfigurationError if the app commits offsets in transactions."""
     if app.runtime.transactions is not None:
         raise ConfigurationError(
             "delivery='exactly_once' commits offsets in transactions, which Spark does not support"

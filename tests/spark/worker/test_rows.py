@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import enum
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 import pydantic
 import pytest
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from tailrace import App, ConfigurationError, HandlerFailedError, Record
 from tailrace.app.handlers import Handler
-from tailrace.spark.worker.rows import arrow_of, columns_of, result_type, rows_of
+from tailrace.spark.worker.rows import RESERVED, columns_of, expression_type, result_type, rows_of
 
 if TYPE_CHECKING:
     from decimal import Decimal as Money
@@ -51,9 +51,8 @@ def test_columns_follow_the_annotation():
         "struct<number:string,legs:array<struct<miles:double>>,gate:bigint,topic:string,partition:int,offset:bigint,"
         "_tailrace:string>"
     )
-    assert rows == [
-        {"number": "UA1", "legs": [{"miles": 2.5}], "gate": None, "topic": "t", "partition": 1, "offset": 7}
-    ]
+    place = {"topic": "t", "partition": 1, "offset": 7, "_tailrace": None}
+    assert rows.to_pylist() == [{"number": "UA1", "legs": [{"miles": 2.5}], "gate": None, **place}]
 
 
 def test_a_handler_without_return_annotation_is_refused():
@@ -109,7 +108,44 @@ def test_types_without_columns_are_refused(kind, why):
     handle.__annotations__ = {"value": bytes, "return": kind}
 
     with pytest.raises(ConfigurationError, match=f"^handler .*handle.*{why}"):
-        result_type(handlers_of(handle))
+        result_type(handlers_of(handle), RESERVED)
+
+
+class Seat(TypedDict):
+    row: int
+    letter: NotRequired[str]
+
+
+class Ticket(msgspec.Struct):
+    price: Decimal
+    paid_at: dt.datetime | None
+    seats: list[Seat]
+    notes: list[str | None]
+    miles: dict[str, float | None]
+    grade: Literal["a"] | None
+
+
+def test_only_optional_fields_are_nullable():
+    """A column, an item or a value of a mapping is nullable if its annotation includes None or it may be missing."""
+
+    async def handle(value: bytes): ...
+
+    handle.__annotations__ = {"value": bytes, "return": list[Ticket] | None}
+    kind = expression_type(result_type(handlers_of(handle))).elementType
+
+    assert not expression_type(kind).containsNull
+    assert {one.name: one.nullable for one in kind} == {
+        "price": False,
+        "paid_at": True,
+        "seats": False,
+        "notes": False,
+        "miles": False,
+        "grade": True,
+    }
+    assert not kind["seats"].dataType.containsNull
+    assert [one.nullable for one in kind["seats"].dataType.elementType] == [False, True]
+    assert kind["notes"].dataType.containsNull
+    assert kind["miles"].dataType.valueContainsNull
 
 
 class Kind(enum.Enum):
@@ -171,12 +207,9 @@ def test_rows_follow_the_annotation(kind, result, row):
 
     handle.__annotations__ = {"value": bytes, "return": kind}
     made = result_type(handlers_of(handle))
-    rows = rows_of([(Record("t", 1, 7, None, b"", 0), result)], made)
-    (arrived,) = arrow_of(rows, to_arrow_schema(columns_of(made))).to_pylist()
+    (arrived,) = rows_of([(Record("t", 1, 7, None, b"", 0), result)], made).to_pylist()
 
-    place = {"topic": "t", "partition": 1, "offset": 7}
-    assert rows == [{**row, **place}]
-    assert arrived == {**row, **place, "_tailrace": None}
+    assert arrived == {**row, "topic": "t", "partition": 1, "offset": 7, "_tailrace": None}
 
 
 @pytest.mark.parametrize(
@@ -189,6 +222,11 @@ def test_rows_follow_the_annotation(kind, result, row):
         (dict[str, int], object()),
         (list[list[int]], [5]),
         (Trip, 5),
+        (Stop, Stop(None)),
+        (list[Stop], [Stop(kinds=[None])]),
+        (dict[str, int], {"a": None}),
+        (Seat, {"letter": "a"}),
+        (Model, Model.model_construct(kind=None)),
     ],
 )
 def test_a_result_of_another_type_fails_with_its_position(kind, result):
@@ -201,4 +239,4 @@ def test_a_result_of_another_type_fails_with_its_position(kind, result):
     places = [Record("t", 1, offset, None, b"", 0) for offset in (7, 8)]
 
     with pytest.raises(HandlerFailedError, match=r"^t\[1\] offset 8: the handler's result does not match"):
-        arrow_of(rows_of([(places[0], None), (places[1], result)], made), to_arrow_schema(columns_of(made)))
+        rows_of([(places[0], None), (places[1], result)], made)

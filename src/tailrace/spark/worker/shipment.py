@@ -259,6 +259,10 @@ class Shipment:
     has_sink: bool
     sys_path: tuple[str, ...]
     """``sys.path`` of the driver; folders that do not exist on the worker's machine have no effect."""
+    is_expression: bool = False
+    """True if the handlers run in an expression, whose app connects to brokers when it publishes."""
+    omitted_indices: tuple[int, ...] = ()
+    """Index of each handler whose records are taken, but which is not called."""
 
 
 def pack(

@@ -15,7 +15,7 @@ from tailrace import errors
 from tailrace.errors import DeadLetterError, HandlerFailedError, TailraceError
 from tailrace.observe.events import Event, RecordDeadLettered, RecordDelayed, RecordSkipped, RecordUnmatched
 
-__all__ = ["METRICS_COLUMN", "FailureCounter", "TaskMetrics", "is_permanent"]
+__all__ = ["METRICS_COLUMN", "FailureCounter", "TaskMetrics", "error_of", "is_permanent"]
 
 METRICS_COLUMN = "_tailrace"
 """Name of the column with the metrics as JSON text; it is null in rows of results."""
@@ -77,7 +77,7 @@ class TaskMetrics:
         for text in texts:
             one = cls(**json.loads(text))
             if one.error:
-                raise _error_of(one.error, one.reason)
+                raise error_of(one.error, one.reason)
             total += one
         return total
 
@@ -116,7 +116,8 @@ def is_permanent(error: BaseException) -> bool:
     return isinstance(error, HandlerFailedError | DeadLetterError) or type(error).__name__ in _PERMANENT_ERRORS
 
 
-def _error_of(name: str, reason: str) -> TailraceError:
+def error_of(name: str, reason: str) -> TailraceError:
+    """Return a permanent error of a task, with the type and the message that it had in the worker."""
     kind = getattr(errors, name) if name in _PERMANENT_ERRORS else TailraceError
     error: TailraceError = kind(reason)
     return error

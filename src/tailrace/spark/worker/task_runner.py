@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
+import json
 import logging
 import os
 import signal
@@ -23,8 +23,10 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from importlib import import_module
 from operator import attrgetter
-from types import FrameType
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, cast
 
 from tailrace.app.app import App
@@ -38,21 +40,27 @@ from tailrace.consumer.partition import Partition
 from tailrace.context_managers import contextmanager
 from tailrace.core.offset_map import OffsetMap
 from tailrace.core.progress import Lease
-from tailrace.errors import BrokerConnectionError, DeadLetterError, HandlerFailedError, TailraceError
+from tailrace.errors import (
+    BrokerConnectionError,
+    ConfigurationError,
+    DeadLetterError,
+    HandlerFailedError,
+    TailraceError,
+)
 from tailrace.observe.hooks import Hook
-from tailrace.producer.publisher import Publisher
+from tailrace.producer.publisher import OutgoingRecord, Published, Publisher
 from tailrace.producer.record_producer import RecordProducer
 from tailrace.records import Record, TopicPartition
 from tailrace.spark.loop_thread import LoopThread
-from tailrace.spark.worker.rows import arrow_of, columns_of, rows_of, slices_of
+from tailrace.spark.worker.rows import arrays_of, metrics_row, records_of, rows_of, slices_of
 from tailrace.spark.worker.shipment import Shipment, ShippedMaps, unpack
-from tailrace.spark.worker.task_metrics import METRICS_COLUMN, FailureCounter, TaskMetrics, is_permanent
-from tailrace.user_exceptions import error_text, message_of
+from tailrace.spark.worker.task_metrics import FailureCounter, TaskMetrics, error_of, is_permanent
+from tailrace.user_exceptions import error_text, message_of, traceback_of
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType
 
-__all__ = ["AppRunner", "ArrowSource", "run_task", "task_function"]
+__all__ = ["AppRunner", "ArrowSource", "expression_function", "run_expression", "run_task", "task_function"]
 
 # ---- source ----------------------------------------------------------------------------------------------------------
 
@@ -247,6 +255,39 @@ class AppRunner:
         await self._wait(until_finished=self._shipment.has_sink)
         return self._pop_results()
 
+    async def handle_rows(self, records: Sequence[Record]) -> Results:
+        """Handle records in any order of rows, and wait until all are finished.
+
+        The records of a partition are handled in order of their offsets. If an offset occurs several times, its records
+        are handled one after another.
+
+        Returns:
+            The records in the given order, with the results of their handlers; None for a record that has failed.
+
+        Raises:
+            ConfigurationError: no handler reads the topic of a record.
+            TailraceError: a handler failed for good, or the app failed.
+        """
+        self._check_topics({one.topic for one in records})
+        found: list[object] = [None] * len(records)
+        rest: Sequence[int] = range(len(records))
+        while rest:
+            by_position: dict[tuple[str, int, int], int] = {}
+            later = []
+            for row in rest:
+                one = records[row]
+                if by_position.setdefault((one.topic, one.partition, one.offset), row) != row:
+                    later.append(row)
+            slices: dict[TopicPartition, list[Record]] = {}
+            for position in sorted(by_position):
+                slices.setdefault(TopicPartition(*position[:2]), []).append(records[by_position[position]])
+            results = await self.handle(slices.items(), ShippedMaps({}))
+            await self.finish()
+            for record, result in results:
+                found[by_position[record.topic, record.partition, record.offset]] = result
+            rest = later
+        return list(zip(records, found, strict=True))
+
     async def finish(self) -> tuple[Results, TaskMetrics]:
         """Wait until all records of the task are finished; return the results since the last call and the metrics.
 
@@ -317,14 +358,28 @@ class AppRunner:
     def _connect(self, _routes: Routes) -> Source:
         return self._source
 
+    def _check_topics(self, topics: Iterable[str]) -> None:
+        shipment = self._shipment
+        called = [index for index in shipment.handler_indices if index not in shipment.omitted_indices]
+        handlers = [self._app.declared[index] for index in called]
+        for topic in topics:
+            if not any(topic in one.topics or (one.pattern and one.pattern.fullmatch(topic)) for one in handlers):
+                raise ConfigurationError(
+                    f"handler {handlers[0].name} does not read the topic {topic!r} of a row - filter the DataFrame, or"
+                    " add the topic to the handler"
+                )
+
     def _open_producer(self) -> AbstractAsyncContextManager[Publisher]:
         runtime = self._app.runtime
-        return RecordProducer(runtime.config.producer_config(resolve(runtime.options)))
+        producer = RecordProducer(runtime.config.producer_config(resolve(runtime.options)))
+        return _PublisherOnDemand(producer) if self._shipment.is_expression else producer
 
     def _adapt_plan(self, plan: Plan) -> Plan:
         """Return the plan of the handlers to run, with the options that a task needs."""
         selected = {id(self._app.declared[index]) for index in self._shipment.handler_indices}
-        collecting = (cast("Middleware", self._collect_results),) if self._shipment.has_sink else ()
+        shipment = self._shipment
+        collecting = (cast("Middleware", self._collect_results),) if shipment.has_sink else ()
+        omitted = {id(self._app.declared[index]) for index in shipment.omitted_indices}
         adapted_handlers = [
             replace(
                 one,
@@ -335,6 +390,12 @@ class AppRunner:
             )
             for one in plan.by_group[self._shipment.group_id]
             if id(one.declared) in selected
+        ]
+        adapted_handlers = [
+            replace(one, middleware=(cast("Middleware", _omit_call),), unmatched="skip")
+            if id(one.declared) in omitted
+            else one
+            for one in adapted_handlers
         ]
         adapted = replace(plan, by_group={self._shipment.group_id: adapted_handlers})
         self.stop_runs_user_code = bool(adapted.stop_hooks) or any(one.closes for one in adapted.dependencies)
@@ -352,6 +413,46 @@ class AppRunner:
             return result
 
         return collect
+
+
+def _omit_call(_call: Handle) -> Handle:
+    """Return a call without effect for a handler that is not the named one; this function is a middleware."""
+
+    async def call(_record: Record) -> None:
+        pass
+
+    return call
+
+
+class _PublisherOnDemand:
+    """Publisher that connects to brokers at the first call, since most handlers with results publish nothing.
+
+    Args:
+        producer: producer that is not started yet.
+    """
+
+    def __init__(self, producer: RecordProducer) -> None:
+        self._producer = producer
+        self._is_started = False
+        self._lock = asyncio.Lock()
+
+    async def publish(self, record: OutgoingRecord) -> Published | None:
+        """Publish one record, as ``RecordProducer`` does."""
+        if not self._is_started:
+            async with self._lock:
+                if not self._is_started:
+                    await self._producer.start()
+                    self._is_started = True
+        return await self._producer.publish(record)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_started:
+            await self._producer.__aexit__(kind, error, trace)
 
 
 def _unfinished(records: Sequence[Record], offset_map: OffsetMap | None) -> Sequence[Record]:
@@ -409,38 +510,115 @@ def run_task(
     Raises:
         TailraceError: a temporary error occurred, such as BrokerConnectionError; Spark runs the task again.
     """
-    schema = _arrow_schema(columns_of(row_type))
     with _PROCESS.task():
         try:
             runner = _PROCESS.runner_for(shipment)
             for slices in batches:
                 results = _PROCESS.call(runner.handle(slices, offset_maps))
                 if results and row_type is not None:
-                    yield arrow_of(rows_of(results, row_type), schema)
+                    yield rows_of(results, row_type)
             results, metrics = _PROCESS.call(runner.finish())
+            if results and row_type is not None:
+                yield rows_of(results, row_type)
             _PROCESS.stop_app_with_user_code()
-            rows = [] if row_type is None else rows_of(results, row_type)
-            last = arrow_of([*rows, {METRICS_COLUMN: metrics.to_text()}], schema)
         except Exception as error:
             _PROCESS.stop_app()
             if not is_permanent(error):
                 raise
-            failure = TaskMetrics(error=type(error).__name__, reason=message_of(error))
-            last = arrow_of([{METRICS_COLUMN: failure.to_text()}], schema)
+            metrics = TaskMetrics(error=type(error).__name__, reason=message_of(error))
         except GeneratorExit:
             # Spark needs no more rows: stop the app, which drops the records in flight.
             _PROCESS.stop_app()
             raise
-    yield last
+    yield metrics_row(metrics.to_text(), row_type)
 
 
-def _arrow_schema(columns: StructType) -> Any:  # noqa: ANN401 - pyarrow is untyped
-    """Return the Arrow schema of Spark columns; times without a zone are in UTC."""
-    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - an extra
+# ---- expression ------------------------------------------------------------------------------------------------------
 
-    # Versions of Spark without this argument always use UTC.
-    has_timezone = "timezone" in inspect.signature(to_arrow_schema).parameters
-    return to_arrow_schema(columns, timezone="UTC") if has_timezone else to_arrow_schema(columns)
+
+def expression_function(
+    shipment: Shipment, row_type: DataType, topic: str | None
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return the function for an iterator Arrow UDF, whose last argument is a struct of all columns.
+
+    Args:
+        shipment: serialized app.
+        row_type: Spark type of the handler's results.
+        topic: topic of the records if there is no column ``topic``; None to require the column.
+    """
+    pa: Any = import_module("pyarrow")  # an extra
+
+    def handle(batches: Any) -> Any:  # noqa: ANN401 - Arrow
+        yield from run_expression(shipment, row_type, topic, (rows for *_, rows in batches))
+
+    # Spark selects the kind of UDF by the annotations.
+    handle.__annotations__ = {"batches": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
+    return handle
+
+
+def run_expression(shipment: Shipment, row_type: DataType, topic: str | None, batches: Iterable[Any]) -> Iterator[Any]:
+    """Handle the records of the rows of one task; yield an Arrow array with a list of results for each row.
+
+    All records of a batch are finished before its results are yielded.
+
+    Raises:
+        ConfigurationError: a column is missing or has another type.
+        HandlerFailedError: a handler failed for good.
+        TailraceError: another error occurred.
+    """
+    failure_file = _failure_of_earlier_attempt()
+    with _PROCESS.task():
+        try:
+            first_offset = 0
+            for rows in batches:
+                records = records_of(rows, topic, first_offset)
+                first_offset += len(records)
+                runner = _PROCESS.runner_for(shipment)
+                yield arrays_of(_PROCESS.call(runner.handle_rows(records)), row_type)
+            _PROCESS.stop_app_with_user_code()
+        except BaseException as error:
+            # In case of GeneratorExit, Spark needs no more rows; the records in flight are dropped.
+            _PROCESS.stop_app()
+            if not isinstance(error, Exception) or not is_permanent(error):
+                raise
+            # Spark shows no causes, so the handler's own error becomes a note.
+            note = "" if error.__cause__ is None else traceback_of(error.__cause__)
+            failure = (type(error).__name__, message_of(error), note)
+            if failure_file is not None:
+                with contextlib.suppress(OSError):
+                    failure_file.write_text(json.dumps(failure), encoding="utf-8")
+            raise _permanent_error(*failure) from None
+
+
+def _failure_of_earlier_attempt() -> Path | None:
+    """Return the file for the permanent error of this task; None outside of Spark.
+
+    Spark runs a failed task up to four times, whatever the error. So that no handler runs again in vain, the error is
+    stored in a folder that all attempts on this executor share, and that Spark deletes. An attempt on another executor
+    calls the handlers again.
+
+    Raises:
+        TailraceError: the error of an earlier attempt.
+    """
+    from pyspark import SparkFiles, TaskContext  # noqa: PLC0415 - an extra
+
+    task = TaskContext.get()
+    if task is None:
+        return None
+    file = Path(SparkFiles.getRootDirectory(), f"tailrace-{task.stageId()}-{task.partitionId()}")
+    if task.attemptNumber() and file.exists():
+        raise _permanent_error(*json.loads(file.read_text(encoding="utf-8")))
+    return file
+
+
+def _permanent_error(name: str, reason: str, note: str) -> TailraceError:
+    error = error_of(name, reason)
+    if note:
+        error.add_note(note)
+    return error
+
+
+# ---- process ---------------------------------------------------------------------------------------------------------
 
 
 class _WorkerProcessState:

@@ -1,0 +1,77 @@
+"""Expression whose rows are the results of a handler, for DataFrames of records.
+
+The expression is an iterator Arrow UDF of all columns, whose value is an array of structs, and ``inline``. It is built
+without a request to Spark, which resolves ``*`` to the columns of the DataFrame later. It is nondeterministic: Spark
+would otherwise be free to copy or move it, and call the handler several times for a record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tailrace.app.app import App, load_app
+from tailrace.app.lifecycle import make_plan
+from tailrace.config import resolve
+from tailrace.errors import ConfigurationError
+from tailrace.spark.handler_selection import select_handlers
+from tailrace.spark.pipeline import HandlerOrName, check_delivery
+from tailrace.spark.worker.rows import expression_type, result_type
+from tailrace.spark.worker.shipment import import_path_of, pack
+from tailrace.spark.worker.task_runner import expression_function
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+__all__ = ["results"]
+
+
+def results(app: App | str, handler: HandlerOrName) -> Column:
+    """Return an expression with the results of a handler for the records of a DataFrame, for ``select``.
+
+    A record gives a row for each result, with a column for each field of the handler's return type; a result without
+    fields is in the column ``value``. A column is not nullable if its annotation excludes None. A record gives no row
+    if the handler returns None or an empty list, or if the record is skipped, dead-lettered or sent to a retry topic.
+
+    The DataFrame has the columns of Spark's Kafka source, of which only ``value`` is required. The records of a
+    partition are handled in order of their offsets if the rows of the partition are in one task and in that order, as
+    in Spark's Kafka source. Each record is handled at least once: Spark runs a task again if it fails, or if its rows
+    are needed again and were not persisted. No offsets are committed.
+
+    Args:
+        app: app, or its import path, such as ``"shop:billing"``.
+        handler: decorated function of the handler, or its name. If other handlers of its group read the same topic,
+            the handler receives only the records that their ``when`` leave to it, and the others are not called.
+
+    Raises:
+        ConfigurationError: the handler is unknown, handles batches, or has no return annotation with a type that Spark
+            has; the app cannot be sent to workers, or has ``delivery="exactly_once"``; or pyspark is too old.
+    """
+    sql: Any = import_module("pyspark.sql.functions")  # an extra
+    if not hasattr(sql, "arrow_udf"):
+        raise ConfigurationError(
+            "results() needs pyspark 4.1 or newer, which has Arrow UDFs - upgrade pyspark, or use SparkPipeline"
+        )
+    import_path = app if isinstance(app, str) else import_path_of(app)
+    app = load_app(app) if isinstance(app, str) else app
+    check_delivery(app)
+    config = resolve(app.options)
+    make_plan(app, config.group_id, app.runtime)  # raises an error for invalid declarations
+    selected = select_handlers(app, handler, config.group_id)
+    row_type = result_type(selected.named)
+    pairs = zip(selected.indices, selected.handlers, strict=True)
+    shipment = replace(
+        pack(app, import_path, selected, config, has_sink=True),
+        is_expression=True,
+        omitted_indices=tuple(index for index, one in pairs if one not in selected.named),
+    )
+    topic = selected.topics[0] if len(selected.topics) == 1 and not selected.patterns else None
+    udf = sql.arrow_udf(expression_function(shipment, row_type, topic), expression_type(row_type)).asNondeterministic()
+    # The first argument makes Spark's analysis fail without a column "value".
+    array = udf(sql.col("value").isNull(), sql.struct("*"))
+    # nullif() has no effect on the value, but makes Spark evaluate the UDF in a projection of its own, below the
+    # generator. Within the generator, Spark 4.2 mixes up the remaining columns if a column of the DataFrame is constant
+    # ("INTERNAL_ERROR_ATTRIBUTE_NOT_FOUND"). It does not take maps, which have no order.
+    expression: Column = sql.inline(array if "map<" in row_type.simpleString() else sql.nullif(array, sql.lit(None)))
+    return expression
