@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 from msgspec.structs import replace
 
-from tailrace import OffsetAndMetadata, ProducerFencedError, PublishError, TopicPartition
+from tailrace import ConsumerStateError, OffsetAndMetadata, ProducerFencedError, PublishError, TopicPartition
 from tailrace.config import split_address
 from tailrace.core.group_requests import Identity
 from tailrace.error_codes import ErrorCode
@@ -241,6 +241,25 @@ async def test_a_commit_in_doubt_is_completed_by_the_next_call(ledger, proxy, gr
     for topic in topics.values():
         assert await ledger.values(topic) == [b"0", b"1"] * 2
         assert await ledger.group_offsets(f"{group}-{topic}", topic) == {0: 1}
+
+
+@pytest.mark.parametrize("request_", [ProduceRequest, EndTxnRequest])
+async def test_a_record_is_refused_while_its_transaction_is_committed(ledger, proxy, request_):
+    """A record that another task publishes during a commit raises, and belongs to no transaction; the next one does."""
+    topic = ledger.topic(2)
+
+    async with ledger.producer() as producer, asyncio.TaskGroup() as tasks:
+        with proxy.hold_answer(request_) as held:
+            await begin(producer, topic, b"1")
+            committing = tasks.create_task(producer.commit())
+            await held.wait_applied()
+            with pytest.raises(ConsumerStateError, match="being committed - publish in the next one"):
+                await producer.send(OutgoingRecord(topic, b"lost", partition=0))
+        await committing
+        await begin(producer, topic, b"2")
+        await producer.commit()
+
+    assert await ledger.values(topic) == [b"1", b"2"] * 2
 
 
 @pytest.mark.parametrize("request_", IN_TRANSACTION)

@@ -243,8 +243,8 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             timestamp_ms: time in milliseconds since 1970; None for the current time.
 
         Raises:
-            ConsumerStateError: the producer is not started, or was stopped; or no transaction is open, with a
-                ``transactional_id``.
+            ConsumerStateError: the producer is not started, or was stopped; or, with a ``transactional_id``, no
+                transaction is open, or it is being committed.
             BufferFullError: there was no memory for the record within ``max_block_ms``.
             PublishTooLargeError: the record is larger than ``max_request_size``, or than its topic allows.
             ProducerFencedError: another producer has the same ``transactional_id``.

@@ -518,7 +518,7 @@ class TransactionalProducer:
         ``commit`` raises the reason.
 
         Raises:
-            ConsumerStateError: no transaction is open.
+            ConsumerStateError: no transaction is open, or it is being committed.
             ProducerFencedError: another process has the same transactional id.
             PublishError: the topic or partition does not exist, the record cannot be encoded, or the transaction was
                 aborted.
@@ -653,6 +653,8 @@ class TransactionalProducer:
         running = self._started()
         if self._machine.state is not ProducerState.IN_TRANSACTION:
             self._check(AddPartitions)
+            # A commit has settled all records, and may have ended the transaction on the brokers.
+            raise ConsumerStateError("the transaction is being committed - publish in the next one")
         return running
 
     def _started(self) -> ProducerRuntime:
