@@ -283,6 +283,9 @@ async def test_wrong_use_of_transactions_is_refused(new_producer, topic):
             with pytest.raises(ConsumerStateError, match="a transaction of this producer is open"):
                 async with producer.transaction():
                     pass
+            for other in ("group", {TopicPartition(topic, 0): 1}, None):
+                with pytest.raises(ConfigurationError, match=r"takes the tailrace\.Consumer that has read the"):
+                    await transaction.send_offsets(other)
             with pytest.raises(ConsumerStateError, match="not started"):
                 await transaction.send_offsets(Consumer(topic, group_id="g", bootstrap_servers="127.0.0.1:1"))
         with pytest.raises(ConsumerStateError, match="this transaction is not open"):

@@ -533,10 +533,15 @@ class Transaction:
         Raises:
             ConsumerStateError: this transaction is not open, or another consumer's offsets were added to it; or the
                 consumer is in no generation of its group.
-            ConfigurationError: the consumer commits automatically, or an offset is invalid.
+            ConfigurationError: ``consumer`` is no ``Consumer``, or commits automatically; or an offset is invalid.
         """
         if not self._is_open:
             raise ConsumerStateError("this transaction is not open - call send_offsets() inside its `async with`")
+        if not hasattr(consumer, "transaction_offsets"):
+            raise ConfigurationError(
+                f"send_offsets() takes the tailrace.Consumer that has read the records, not {consumer!r} - the brokers"
+                " check its membership of the group (KIP-447)"
+            )
         added = consumer.transaction_offsets(offsets)
         if self._offsets is not None:
             if self._offsets.group_id != added.group_id:
