@@ -198,7 +198,10 @@ class PartitionResolver:
             if asyncio.get_running_loop().time() >= missing_at:
                 raise await self._missing(topic)
             if self._creates_topics:
-                await self._cluster.send_to_any(MetadataRequest((MetadataTopic(topic),), True))
+                answer = await self._cluster.send_to_any(MetadataRequest((MetadataTopic(topic),), True))
+                for refusal in (broker_error(one.error_code, topic, permission="CREATE") for one in answer.topics):
+                    if refusal.code and not refusal.retriable:
+                        raise refusal
         raise broker_error(code, topic, permission="WRITE")
 
     async def _missing(self, topic: str) -> PublishError:
