@@ -1,23 +1,28 @@
-"""Topic of two partitions and consumers with aiokafka's interface, as in aiokafka's tests."""
+"""Topic of two partitions, and consumers and producers with aiokafka's interface, as in aiokafka's tests."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import uuid
+from collections.abc import AsyncIterator, Iterable, Iterator
 
+import pytest
 import pytest_asyncio
 from confluent_kafka import Producer
 
 from tailrace import TopicPartition
+from tailrace.testing import FaultProxy, KafkaServer
 from tests.support.aiokafka_interface import AiokafkaInterface
+from tests.support.aiokafka_producer_interface import AiokafkaProducerInterface
 
 
 class Compat:
-    """One test's topic, group and consumers."""
+    """One test's topic, group, consumers and producers."""
 
     def __init__(self, server, topic: str, group: str) -> None:
         self.server, self.topic, self.group = server, topic, group
         self.first, self.second = TopicPartition(topic, 0), TopicPartition(topic, 1)
         self.made: list[AiokafkaInterface] = []
+        self.producers: list[AiokafkaProducerInterface] = []
 
     def new_topic(self, name: str, partitions: int = 2) -> str:
         self.server.create_topic(name, partitions)
@@ -54,6 +59,31 @@ class Compat:
         await consumer.start()
         return consumer
 
+    async def reader(self, topic: str | None = None, **options: object) -> AiokafkaInterface:
+        """Start a consumer without a group that reads a topic from its beginning."""
+        consumer = self.consumer(topic or self.topic, **{"auto_offset_reset": "earliest", **options})
+        await consumer.start()
+        return consumer
+
+    def producer(self, **options: object) -> AiokafkaProducerInterface:
+        """Return a producer that is not started, and stop it after the test."""
+        options = {"bootstrap_servers": self.server.bootstrap_servers, **options}
+        self.producers.append(AiokafkaProducerInterface(consumers=self.made, **options))
+        return self.producers[-1]
+
+    async def started_producer(self, **options: object) -> AiokafkaProducerInterface:
+        producer = self.producer(**options)
+        await producer.start()
+        return producer
+
+    async def transactional(self, **options: object) -> AiokafkaProducerInterface:
+        """Start a producer whose transactional id is the name of the test's topic."""
+        return await self.started_producer(transactional_id=self.topic, **options)
+
+    @property
+    def proxy(self) -> FaultProxy:
+        return self.server.proxy
+
 
 @pytest_asyncio.fixture
 async def compat(kafka_server, new_topic, group) -> AsyncIterator[Compat]:
@@ -61,3 +91,21 @@ async def compat(kafka_server, new_topic, group) -> AsyncIterator[Compat]:
     yield found
     for consumer in found.made:
         await consumer.stop()
+
+
+@pytest.fixture(scope="session")
+def creating_server() -> Iterator[KafkaServer]:
+    """Start a broker as that of aiokafka's tests: it creates missing topics with two partitions. It has a proxy."""
+    with KafkaServer(proxied=True, config={"auto.create.topics.enable": "true", "num.partitions": "2"}) as started:
+        yield started
+
+
+@pytest_asyncio.fixture
+async def publishing(creating_server) -> AsyncIterator[Compat]:
+    """Provide a topic of two partitions, and consumers and producers, on the broker that creates topics."""
+    name = f"t-{uuid.uuid4().hex[:12]}"
+    creating_server.create_topic(name, 2)
+    found = Compat(creating_server, name, f"g-{name}")
+    yield found
+    for one in (*found.producers, *found.made):
+        await one.stop()

@@ -365,3 +365,44 @@ async def test_consumer_with_headers(compat):
     record = await consumer.getone()
     assert record.value == b"0"
     assert tuple(record.headers) == (("header1", b"17"),)
+
+
+# ---- iteration -------------------------------------------------------------------------------------------------------
+
+
+async def test_aiter(compat):
+    """``async for`` reads the records of both partitions."""
+    compat.send(0, range(10))
+    compat.send(1, range(10, 20))
+    seen = set()
+    async for record in await compat.reader():
+        seen.add(record.value)
+        if len(seen) == 20:
+            break
+    assert seen == {b"%d" % number for number in range(20)}
+
+
+async def test_exception_in_aiter(compat):
+    """``async for`` raises the error of a partition without a start offset."""
+    compat.send(0, [b"test"])
+    reader = await compat.reader(auto_offset_reset="none")
+    with pytest.raises(OffsetOutOfRangeError):
+        async for _ in reader:
+            pass
+
+
+async def test_consumer_stops_iter(compat):
+    """stop() ends a waiting ``async for`` without an error; a later loop raises."""
+    reader = await compat.reader()
+
+    async def iterate() -> None:
+        async for record in reader:
+            raise AssertionError(record)
+
+    waiting = asyncio.create_task(iterate())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await reader.stop()
+    await waiting
+    with pytest.raises(ConsumerStateError, match="stopped"):
+        await iterate()

@@ -125,6 +125,15 @@ def test_five_batches_of_a_partition_are_in_flight_at_most():
     assert numbers(bench.take()) == [(0, 11, 2)]
 
 
+def test_sequence_numbers_continue_at_zero_after_the_last():
+    """After sequence number 2,147,483,647, also within a batch, the next is 0, as brokers expect."""
+    bench = Bench(limit=3).confirmed()
+    bench.accumulator._queues[PLACE]._sequence = 2**31 - 5
+    bench.append(*range(10))
+
+    assert [batch.sequence for batch in bench.take()] == [2**31 - 5, 2**31 - 2, 1]
+
+
 def test_requests_in_flight_to_a_broker_are_limited():
     """Batches of one leader share its requests, whose number is limited."""
     bench = Bench(requests=1)

@@ -45,7 +45,7 @@ class AiokafkaInterface:
     ) -> None:
         if max_poll_records is not None and max_poll_records < 1:
             raise ValueError("max_poll_records must be at least 1")
-        self._max_poll_records, self._listener = max_poll_records, _Listener()
+        self._max_poll_records, self._listener, self.group_id = max_poll_records, _Listener(), group_id
         options |= {"group_id": group_id, "auto_offset_reset": auto_offset_reset}
         if group_id is not None:
             strategies = tuple(partition_assignment_strategy)

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka.admin import (
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclBindingFilter, AclOperation, AclPermissionType, ResourceType
 
 from tailrace import App, BrokerError, Record, Retry
 from tailrace.observe.events import AppFailed, DeadLetterFailed, RecordDeadLettered, TopicMissing
 from tailrace.testing import KafkaServer
+from tests.support.acls import ACLS, acl, admin_of, forbid
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 
-CONFIG = {
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "super.users": "User:ANONYMOUS",
-    "allow.everyone.if.no.acl.found": "true",
-}
 ANY_TOPIC, CLUSTER = (ResourceType.TOPIC, "*"), (ResourceType.BROKER, "kafka-cluster")
-EVERY_RULE = AclBindingFilter(
-    ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
-)
 ONCE = Retry(attempts=1, backoff_ms=1, max_backoff_ms=100)
-
-
-def acl(of: tuple[ResourceType, str], operation: AclOperation, permission: AclPermissionType, kind=AclBinding):
-    return kind(*of, ResourcePatternType.LITERAL, "User:*", "*", operation, permission)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[KafkaServer]:
     """Broker on which topics cannot be created."""
-    with KafkaServer(security="PLAIN", config=CONFIG) as server:
+    with KafkaServer(security="PLAIN", config=ACLS) as server:
         for name in ("orders", "orders.dead"):
             server.create_topic(name, 2)
         rules = [
@@ -54,29 +34,6 @@ def server() -> Iterator[KafkaServer]:
         ]
         forbid(admin_of(server), rules)
         yield server
-
-
-def forbid(admin: AdminClient, rules: list[AclBinding]) -> None:
-    """Create ACLs, and wait until the broker applies them, which may be after its response."""
-    for done in admin.create_acls(rules).values():
-        done.result(20)
-    until = time.monotonic() + 30
-    while not set(rules) <= set(admin.describe_acls(EVERY_RULE).result(20)):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
-def admin_of(server: KafkaServer) -> AdminClient:
-    options = server.client_options
-    return AdminClient(
-        {
-            "bootstrap.servers": options["bootstrap_servers"],
-            "security.protocol": options["security_protocol"],
-            "sasl.mechanism": options["sasl_mechanism"],
-            "sasl.username": options["sasl_plain_username"],
-            "sasl.password": options["sasl_plain_password"],
-        }
-    )
 
 
 async def test_a_retry_topic_that_cannot_be_created_fails_the_start(server, group):
