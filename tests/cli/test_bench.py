@@ -166,12 +166,29 @@ def test_usage_errors_exit_with_2(arguments):
 def test_publish_prints_a_row_for_each_producer(tmp_path):
     """`publish` writes a row for each producer and way of publishing, and the exit code depends on all promises."""
     path = tmp_path / "publish.json"
+    chosen = ["--sizes", "200", "--codecs", "lz4"]
 
-    done = bench("publish", "--rounds", "1", "--json", str(path))
+    done = bench("publish", *chosen, "--rounds", "1", "--seconds", "1", "--json", str(path))
 
     result = json.loads(path.read_text())
-    kinds = {(row["way"], row["size"]) for row in result["rows"]}
-    assert len(kinds) == 8
-    for client in ("tailrace", "aiokafka", "confluent-kafka"):
-        assert {(row["way"], row["size"]) for row in result["rows"] if row["client"] == client} == kinds
+    speeds = {(row["client"], row["way"]): row["records_per_s"] for row in result["rows"]}
+    ways = {"one by one": 1, "by 1,000": 1.5, "not awaited": 1.5, "transactions of 1,000": 1.5}
+    clients = {"tailrace", "aiokafka", "confluent-kafka Producer", "confluent-kafka AIOProducer"}
+    assert set(speeds) == {(client, way) for client in clients for way in ways}
+    assert all(row["cpu_us_per_record"] > 0 and row["max_rss_bytes"] > 10e6 for row in result["rows"])
+    assert all((row["size"], row["codec"]) == (200, "lz4") for row in result["rows"])
+    assert {one["way"]: one["at_least"] for one in result["promises"]} == ways
+    for one in result["promises"]:
+        ratio = speeds["tailrace", one["way"]] / speeds["aiokafka", one["way"]]
+        assert one["measured"] == pytest.approx(ratio)
+        assert one["holds"] is (ratio >= one["at_least"])
     assert done.returncode == (0 if all(one["holds"] for one in result["promises"]) else 1), done.stderr
+    assert [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80] == []
+
+
+def test_a_way_of_publishing_that_does_not_exist_is_an_error(tmp_path):
+    """An unknown way raises an error that lists the ways."""
+    done = bench("publish", "--ways", "twice", "--json", str(tmp_path / "none.json"))
+
+    assert done.returncode == 1
+    assert "no way of publishing has 'twice' in its name: one by one; by 1,000; not awaited;" in done.stderr

@@ -30,6 +30,23 @@ def consumer(name: str, per_s: float, cpu_us: float, rss: float) -> dict:
     return row | {"cpu_us_per_record": cpu_us, "max_rss_bytes": rss}
 
 
+PUBLISHED = {
+    "benchmark": "publish",
+    "settings": {"partitions": 4, "rounds": 3, "seconds": 1},
+    "rows": [
+        consumer(name, per_s, cpu_us, 50e6) | {"way": "not awaited", "size": 100, "codec": "lz4"}
+        for name, per_s, cpu_us in (
+            ("tailrace", 300e3, 3.0),
+            ("aiokafka", 150e3, 6.0),
+            ("confluent-kafka Producer", 450e3, 1.5),
+        )
+    ],
+    "promises": [
+        {"way": "not awaited", "size": 100, "codec": "lz4", "at_least": 1.5, "measured": 1.25, "holds": False}
+    ],
+}
+
+
 @pytest.fixture
 def written(generator, tmp_path):
     """Write a page from rows of consumers and latencies."""
@@ -59,6 +76,7 @@ def written(generator, tmp_path):
     rows = [row | {"client": "tailrace async for"}]
     result = {"benchmark": "latency", "settings": settings, "rows": rows, "machine": MACHINE}
     (tmp_path / "latency.json").write_text(json.dumps(result))
+    (tmp_path / "publish.json").write_text(json.dumps({"machine": MACHINE, **PUBLISHED}))
     return generator.written(tmp_path)
 
 
@@ -79,6 +97,27 @@ def test_better_figures_of_other_clients_are_listed(written):
         "| consume, 100 B, zstd, 4 partitions | records/s | java ConsumerPerformance | 3.00 M | 2.00 M | 1.5 |",
         "| consume, 100 B, zstd, 4 partitions | memory | aiokafka getmany(5000) | 50 MB | 60 MB | 1.2 |",
     ]
+
+
+def test_better_producers_are_listed(written):
+    """The page begins with each producer that has a higher rate or a lower cost than tailrace in the same case."""
+    page, _ = written
+    section = page.partition("## Where other clients are better")[2].partition("## Consumers")[0]
+
+    assert [line for line in section.splitlines() if line.startswith("| publish")] == [
+        "| publish not awaited, 100 B, lz4 | CPU per record | confluent-kafka Producer | 1.50 µs | 3.00 µs | 2.0 |",
+        "| publish not awaited, 100 B, lz4 | records/s | confluent-kafka Producer | 450 k | 300 k | 1.5 |",
+    ]
+
+
+def test_the_table_of_producers_has_rate_cost_and_ratio(written):
+    """A row has rate and CPU time of each producer, and the ratio to aiokafka beside the required one."""
+    page, _ = written
+    section = page.partition("## Producers")[2]
+
+    assert "Missed: 1 of 1 ratios are below what the benchmark requires." in section
+    assert "### 100 B, lz4" in section
+    assert "| not awaited | 300 k, 3.00 µs | 150 k, 6.00 µs | 450 k, 1.50 µs | 1.25 | 1.5 |" in section.splitlines()
 
 
 def test_tables_show_median_spread_cost_and_ratio(written):

@@ -487,7 +487,8 @@ class RecordAccumulator:
                 if batch is not None:
                     by_leader.setdefault(leader, []).append(batch)
                     sizes[leader] += batch.size
-                    again.append(queue)
+                    if queue.waiting or queue.open_batch is not None:
+                        again.append(queue)
                     # Move the partition to the end, so that all other partitions come first in the next request.
                     self._active[queue.partition] = self._active.pop(queue.partition)
             for leader, batches in by_leader.items():

@@ -323,8 +323,8 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             ConsumerStateError, BufferFullError, SchemaRegistryError: see ``send``. After a BufferFullError, the records
                 before this one may be stored.
         """
-        engine = self._started()
-        records = []
+        engine, encoder = self._started(), self._encoder
+        records: list[OutgoingRecord] = []
         for one in messages_of(messages):
             to = one.topic or topic
             if to is None:
@@ -332,9 +332,12 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             _check_topic(to)
             key = None if one.key is msgspec.UNSET else one.key
             details = (one.headers, one.partition, one.timestamp_ms)
-            records.append(await self._encode(to, one.value, key, details))
-        for record in records:
+            if encoder.is_immediate:
+                record = encoder.encode_now(to, one.value, key, details)
+            else:
+                record = await self._encode(to, one.value, key, details)
             self._check_size(record)
+            records.append(record)
         futures: list[asyncio.Future[Published]] = []
         try:
             for record in records:
