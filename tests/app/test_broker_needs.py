@@ -49,10 +49,11 @@ def handler(**options: object) -> Handler:
         ([handler(publish="invoices")], "bill has publish='invoices'"),
         ([handler(), handler(dead_letter="{topic}.dead")], "bill has dead_letter='{topic}.dead'"),
         ([handler(retry=Retry(topic_delays_ms=[5_000]))], "bill has retry topics"),
+        ([handler(delays_ms={"g.delayed-publish.5s": 5_000})], "the app has publish_delays_ms"),
         ([], "the app has no handlers and publishes"),
         ([handler(), handler(retry=Retry(attempts=3))], None),
     ],
-    ids=["results", "dead letters", "retry topics", "no handlers", "reads only"],
+    ids=["results", "dead letters", "retry topics", "delayed messages", "no handlers", "reads only"],
 )
 def test_an_app_needs_publishing_if_it_declares_it(handlers, user):
     """Results, dead letters and retry topics need publishing; an app that only reads may publish."""

@@ -319,6 +319,7 @@ def is_loop(node: ast.expr) -> bool:
 WALL_CLOCK = {
     f"tailrace/{name}.py"
     for name in (
+        "app/publish/delays",
         "app/sources",
         "consumer/positions/start_positions",
         "integrations/opentelemetry",

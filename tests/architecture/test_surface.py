@@ -146,7 +146,7 @@ def test_options_of_handlers_and_apps_are_those_that_are_documented():
     app = [field.name for kind in (AppConfig, TransactionOptions) for field in dataclasses.fields(kind)]
 
     assert [*HandlerOptions.__annotations__] == [
-        one for one in handler if one not in {"function", "name", "topics", "batch"}
+        one for one in handler if one not in {"function", "name", "topics", "batch", "delays_ms"}
     ]
     assert [*AppOptions.__annotations__] == [*ConsumerOptions.__annotations__, *app]
     assert not HandlerOptions.__required_keys__

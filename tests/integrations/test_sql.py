@@ -319,6 +319,8 @@ async def test_wrong_arguments_of_an_outbox_say_what_to_do(new_database, produce
     async with database.transaction() as connection:
         with pytest.raises(PublishError, match="a Message has no topic"):
             await Outbox().add(connection, Message(b"v", topic="t"), Message(b"v"))
+        with pytest.raises(PublishError, match="an Outbox cannot delay a Message"):
+            await Outbox().add(connection, Message(b"v", topic="t", delay_ms=5))
         with pytest.raises(PublishError, match="cannot be encoded"):
             await Outbox().add(connection, Message(b"v", topic="t"), Message({1, object()}, topic="t"))
         assert (await connection.execute(text("SELECT count(*) FROM tailrace_outbox"))).scalar() == 0

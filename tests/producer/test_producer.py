@@ -118,6 +118,8 @@ async def test_send_many_returns_all_places_or_publishes_nothing(kafka_server, n
             await producer.send_many([Message(1, topic=topic), Message({1, object()}, topic=topic)])
         with pytest.raises(PublishError, match="a Message has no topic"):
             await producer.send_many([Message(1)])
+        with pytest.raises(PublishError, match="a Producer cannot delay a Message - leave out delay_ms and at, or"):
+            await producer.send_many([Message(1, topic=topic), Message(1, topic=topic, delay_ms=5)])
         places = await producer.send_many([Message(number, partition=0) for number in range(10)], topic)
 
     assert [(one.partition, one.offset) for one in places] == [(0, number) for number in range(10)]

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from tailrace import Depends, HandlerFailedError, Handlers, PartialFailureError, Record, Retry
+from tailrace import Depends, HandlerFailedError, Handlers, Message, PartialFailureError, Record, Retry
 from tailrace.app.failures.dead_letters import read_dead_letter
 from tailrace.spark import SparkPipeline, overwritten_folders
 from tailrace.spark.worker.shipment import import_path_of
@@ -74,6 +74,35 @@ def test_records_of_a_retry_topic_are_left_to_the_app(world):
 
     assert (report.records, report.failures, report.dead_letters) == (5, 1, 0)
     assert lines.read_bytes() == b"01243"
+
+
+def test_delayed_messages_are_left_to_the_app(world):
+    """Messages that handlers delay on Spark wait in the topic of their delay, and the app publishes them."""
+    world.make_topic()
+    world.produce([b"%d" % n for n in range(5)])
+    app, out = (
+        world.app(auto_offset_reset="latest", publish_delays_ms=[100]),
+        world.make_topic(name=f"{world.group}-out"),
+    )
+
+    @app.handler(world.topic, publish=out)
+    async def remind(record: Record) -> Message:
+        return Message(record.value, delay_ms=100)
+
+    report = world.pipeline(app).backfill("remind", since="earliest")
+    waiting = world.read(f"{world.group}.delayed-publish.100ms")
+    at_first = world.read(out)
+
+    async def live() -> None:
+        async with app:
+            while len(await asyncio.to_thread(world.read, out)) < 5:  # noqa: ASYNC110 - an offset sets no event
+                await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(live(), 120))
+
+    assert (report.records, report.failures) == (5, 0)
+    assert (len(waiting), at_first) == (5, [])
+    assert sorted(one.value() for one in world.read(out)) == [b"0", b"1", b"2", b"3", b"4"]
 
 
 @pytest.mark.parametrize("chosen", ["true", "value > 3"])

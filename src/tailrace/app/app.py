@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from datetime import datetime
 from functools import cached_property
 from importlib import import_module
 from types import TracebackType
@@ -26,6 +27,7 @@ from tailrace.app.health.checks import Health, Vitals, examine
 from tailrace.app.health.endpoints import ASGIApp, HealthEndpoints, LagReport, health_app, lag_report
 from tailrace.app.lifecycle import AppRun, AppRuntime, wait_for_any
 from tailrace.app.options import AppConfig, AppOptions
+from tailrace.app.publish.delays import PublishDelays
 from tailrace.app.publish.results import encode_in_time, publish_one
 from tailrace.app.stack_frames import where_raised
 from tailrace.app.topics.names import topic_name
@@ -73,6 +75,7 @@ class App(Handlers):
         require_broker=True: Fail to start if no broker answers within start_timeout_ms.
         producer=None: Options of the app's producer, such as ProducerOptions(compression_type="zstd", linger_ms=5).
         publish_timeout_ms=10_000: Maximum time in milliseconds of app.publish outside of handlers.
+        publish_delays_ms=(): Delays in milliseconds of messages that are published with delay_ms= or at=.
         delivery="at_least_once": Delivery guarantee: "at_least_once", or "exactly_once" by transactions.
         transactional_id=None: Transactional id of this process, for example "{group}-{hostname}-{worker}".
         transaction_timeout_ms=10_000: Time in milliseconds after which the broker aborts an open transaction.
@@ -247,8 +250,8 @@ class App(Handlers):
 
         Handlers are called from then on. The call does not wait for the groups' assignments: with
         ``auto_offset_reset="latest"``, records are handled that are written after ``wait_ready()`` has returned.
-        Without handlers, no consumer is started, and the app only publishes. With ``require_broker=False``, return
-        before a broker answers; the consumers are then started in the background.
+        Without handlers and ``publish_delays_ms``, no consumer is started, and the app only publishes. With
+        ``require_broker=False``, return before a broker answers; the consumers are then started in the background.
 
         Raises:
             ConfigurationError: A handler's signature is invalid, or options contradict each other.
@@ -319,11 +322,11 @@ class App(Handlers):
         A signal stops all apps that run in the process, and a second signal ends the process at once.
 
         Raises:
-            ConfigurationError: The app has no handlers.
+            ConfigurationError: The app has neither handlers nor ``publish_delays_ms``.
             HandlerFailedError: A handler ignored its cancellation by the stop, and was abandoned.
             TailraceError: The error that ended the app.
         """
-        if not self.declared:
+        if not self.declared and not self.runtime.config.publish_delays_ms:
             raise ConfigurationError(
                 "this app has no handlers to run - declare one with @app.handler('topic'); to publish only, use"
                 " `async with app`"
@@ -447,7 +450,7 @@ class App(Handlers):
 
     # ---- publishing --------------------------------------------------------------------------------------------
 
-    async def publish(
+    async def publish(  # noqa: PLR0913 - public
         self,
         topic: str,
         value: object,
@@ -455,6 +458,8 @@ class App(Handlers):
         key: object = None,
         headers: Sequence[tuple[str, bytes | str | None]] = (),
         partition: int | None = None,
+        delay_ms: int | None = None,
+        at: datetime | None = None,
     ) -> Published | None:
         """Publish a value, encoded by the app's codec; bytes are published unchanged.
 
@@ -463,19 +468,26 @@ class App(Handlers):
         encodes keys. Without ``partition``, the key selects the partition. In a handler of single records, and in its
         tasks and threads, the trace headers of the record are added unless ``headers`` contains trace headers.
 
+        With ``delay_ms``, in milliseconds, or ``at``, a time with a time zone, the message is published not before
+        then, at most after the longest delay of ``publish_delays_ms``. The call returns when the message is stored in
+        the topic of a delay. A declared delay is kept exactly; another one, and ``at``, may be exceeded by up to the
+        shortest declared delay.
+
         Returns:
-            The partition and offset; None if the message belongs to a transaction that is not committed yet.
+            The partition and offset; of a delayed message, in the topic in which it waits. None if the message
+            belongs to a transaction that is not committed yet.
 
         Raises:
             ConsumerStateError: The app is not started, or has ended.
             PublishTimeoutError: Outside of handlers, a schema was not fetched within ``publish_timeout_ms``, or the
                 message was not acknowledged within ``publish_timeout_ms``.
-            PublishError: The value cannot be encoded, the message was not acknowledged, or no broker was reached yet.
+            PublishError: The value cannot be encoded, the message was not acknowledged, or no broker was reached yet;
+                or the delay is invalid, or not declared.
             SchemaRegistryError: A schema is needed, and the schema registry does not answer.
         """
         publisher = self._open_publisher(topic)
-        message = Message(value, key, headers, partition)
-        (out,) = await encode_in_time([message], topic, self._encoder, self._publish_timeout_s)
+        message = Message(value, key, headers, partition, delay_ms=delay_ms, at=at)
+        (out,) = await encode_in_time([message], topic, self._encoder, self._delays, self._publish_timeout_s)
         return await publish_one(publisher, out)
 
     async def publish_many(self, messages: Iterable[Message], topic: str | None = None) -> list[Published | None]:
@@ -494,7 +506,7 @@ class App(Handlers):
             ConsumerStateError, SchemaRegistryError: See ``publish``.
         """
         publisher, encoder = self._open_publisher("publish_many()"), RecordEncoder(self.codec, where="publish_many()")
-        records = await encode_in_time(messages, topic, encoder, self._publish_timeout_s)
+        records = await encode_in_time(messages, topic, encoder, self._delays, self._publish_timeout_s)
         calls = (publish_one(publisher, record) for record in records)
         results = await asyncio.gather(*calls, return_exceptions=True)
         failures = [one for one in results if isinstance(one, BaseException)]
@@ -518,6 +530,10 @@ class App(Handlers):
     @property
     def _publish_timeout_s(self) -> float:
         return self.runtime.config.publish_timeout_ms / 1000
+
+    @property
+    def _delays(self) -> PublishDelays | None:
+        return self.runtime.started_run.delays
 
     @cached_property
     def _encoder(self) -> RecordEncoder:

@@ -32,6 +32,8 @@ class PublishingOptions(Protocol):
     def dead_letter(self) -> str | None: ...
     @property
     def retry(self) -> Retry | None: ...
+    @property
+    def delays_ms(self) -> Mapping[str, int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ def broker_needs(handlers: Iterable[PublishingOptions], group_protocol: str, *, 
 
 def _publisher(handler: PublishingOptions) -> str:
     """Return a clause about the first option of a handler that publishes; empty if there is none."""
+    if handler.delays_ms:
+        return "the app has publish_delays_ms"
     if handler.publish is not None:
         return f"{handler.name} has publish={handler.publish!r}"
     if handler.dead_letter is not None:

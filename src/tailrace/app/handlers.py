@@ -7,7 +7,7 @@ Signatures of handlers are read when the app starts (``app.declare.parameters``)
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -66,6 +66,8 @@ class Handler:
     """Functions of type ``BatchMiddleware`` if ``batch`` is set, otherwise of type ``Middleware``."""
     batch: Batch | None = None
     """Limits of a batch; None for a handler of single records."""
+    delays_ms: Mapping[str, int] = field(default_factory=dict)
+    """Delays in milliseconds of the topics whose records wait before the handler receives them."""
 
     def with_defaults(self, app: AppConfig) -> Handler:
         """Return the handler with the options of its app where it has none."""

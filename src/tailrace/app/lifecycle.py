@@ -22,15 +22,17 @@ from tailrace.app.broker_needs import CANNOT_PUBLISH, BrokerNeeds, broker_needs
 from tailrace.app.declare.arguments import Opened
 from tailrace.app.declare.dependencies import Dependency, Overrides, open_into
 from tailrace.app.declare.parameters import Provider
-from tailrace.app.dispatch.group_runtime import Connect, GroupRuntime
+from tailrace.app.dispatch.group_runtime import AppParts, Connect, GroupRuntime
 from tailrace.app.dispatch.workers import stop_all, task_error
 from tailrace.app.function_kinds import name_of
 from tailrace.app.handlers import Handlers, ResolvedHandler, resolve_handler
 from tailrace.app.health.checks import ConsumerEvents, Health, Vitals
 from tailrace.app.health.event_loop_watchdog import Watchdog
 from tailrace.app.options import AppConfig
+from tailrace.app.publish.delays import PublishDelays, delays_of
 from tailrace.app.publish.results import LimitedPublisher, instrumented
 from tailrace.app.sources import ConsumerSource
+from tailrace.app.topics.creation import create_delay_topics
 from tailrace.app.topics.routes import Routes
 from tailrace.app.transactions.kafka_access import (
     KafkaAccess,
@@ -83,11 +85,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Plan:
-    """Handlers of an app by consumer group, and its hooks, in order of declaration."""
+    """Handlers of an app by consumer group, its hooks, in order of declaration, and its declared delays."""
 
     by_group: Mapping[str, Sequence[ResolvedHandler]]
     start_hooks: Sequence[Callable[[], object]] = ()
     stop_hooks: Sequence[Callable[[], object]] = ()
+    delays: PublishDelays | None = None
 
     @property
     def dependencies(self) -> Iterable[Dependency]:
@@ -101,7 +104,7 @@ class Plan:
 
 
 def make_plan(declared: Handlers, group_id: str | None, runtime: AppRuntime) -> Plan:
-    """Return the plan of the declared handlers and hooks.
+    """Return the plan of the declared handlers and hooks, and of the handler of delayed messages.
 
     ``group_id`` is the group of handlers that have none; None if each handler must have one.
 
@@ -116,9 +119,14 @@ def make_plan(declared: Handlers, group_id: str | None, runtime: AppRuntime) -> 
     for one in declared.declared:
         handler = resolve_handler(one, runtime.config, group_id, overrides)
         by_group.setdefault(handler.group_id, []).append(handler)
+    wall_clock = None if substitute is None else substitute.wall_clock
+    if (delays := delays_of(runtime.config, group_id, wall_clock)) is not None:
+        assert group_id is not None
+        of_group = by_group.setdefault(group_id, [])
+        of_group.append(delays.handler(runtime.config, of_group))
     for group, handlers in by_group.items():
         Routes(group, handlers)  # Raises an error if handlers conflict.
-    plan = Plan(by_group, tuple(declared.start_hooks), tuple(declared.stop_hooks))
+    plan = Plan(by_group, tuple(declared.start_hooks), tuple(declared.stop_hooks), delays)
     return plan if substitute is None else substitute.adapt(plan)
 
 
@@ -132,6 +140,7 @@ class KafkaSubstitute:
         overrides: replacements of providers, in addition to those of the app.
         hooks: receivers of events, in addition to those of the app.
         adapt: called with the app's plan; returns the plan to run in its place.
+        wall_clock: returns the time in seconds since the epoch, for delayed messages; None for the host's clock.
     """
 
     connect: Connect
@@ -139,6 +148,7 @@ class KafkaSubstitute:
     overrides: Overrides
     hooks: tuple[Hook, ...]
     adapt: Callable[[Plan], Plan]
+    wall_clock: Callable[[], float] | None = None
 
 
 @dataclass
@@ -347,6 +357,7 @@ class AppRun:
         is_ending: True from the beginning of the stop on; no more records are started then.
         groups: started groups; empty before a broker was reached, and after the run.
         publisher: publisher of the app; None before a broker was reached, and after the run.
+        delays: declared delays of delayed messages; None if there are none.
         left_behind: names of handlers that were canceled by the stop and still run.
         shutdown: tracks the calls of stop hooks and the closing of providers.
 
@@ -373,6 +384,7 @@ class AppRun:
         self.is_over: asyncio.Event = asyncio.Event()
         self.groups: list[GroupRuntime] = []
         self.publisher: Publisher | None = None
+        self.delays: PublishDelays | None = self._plan.delays
         self.left_behind: list[str] = []
         self._watchdog: Watchdog | None = None
         self.shutdown: ShutdownTracker = ShutdownTracker(self._observer.emit)
@@ -508,15 +520,9 @@ class AppRun:
 
         async def start_groups(into: AsyncExitStack) -> None:
             assert self.publisher is not None
+            parts = AppParts(opened, self.publisher, self.delays)
             groups = [
-                GroupRuntime(
-                    group_id,
-                    bound_handlers,
-                    opened=opened,
-                    publisher=self.publisher,
-                    observer=self._observer,
-                    connect=self._kafka.connect,
-                )
+                GroupRuntime(group_id, bound_handlers, parts, self._observer, self._kafka.connect)
                 for group_id, bound_handlers in self._plan.by_group.items()
             ]
             started: list[GroupRuntime] = []
@@ -661,11 +667,16 @@ def _kafka_access(
 
     producers: list[RecordProducer] = []
 
+    async def create_topics() -> None:
+        if plan.delays is not None:
+            assert config.group_id is not None
+            await create_delay_topics(config, Routes(config.group_id, plan.by_group[config.group_id]), observer)
+
     def open_publisher() -> AbstractAsyncContextManager[Publisher]:
         timeout_s = min(runtime.config.publish_timeout_ms, producer_config.delivery_timeout_ms) / 1000
         producer = RecordProducer(producer_config)
         producers[:] = [producer]
-        return _open_publisher(producer, timeout_s, needs, observer)
+        return _open_publisher(producer, timeout_s, needs, observer, create_topics)
 
     def statistics() -> tuple[ProducerStatistics, ...]:
         return tuple(found for one in producers if (found := one.statistics()) is not None)
@@ -679,9 +690,15 @@ def _kafka_access(
 
 @asynccontextmanager
 async def _open_publisher(
-    producer: RecordProducer, timeout_s: float, needs: BrokerNeeds, observer: Observer
+    producer: RecordProducer,
+    timeout_s: float,
+    needs: BrokerNeeds,
+    observer: Observer,
+    create_topics: Callable[[], Awaitable[None]],
 ) -> AsyncIterator[Publisher]:
     """Start the producer of an app and check what the brokers offer; emit CapabilityMissing for what the app may use.
+
+    ``create_topics`` creates topics to which the producer writes, and is called after the check.
 
     If publishing is not possible, but the app need not publish, calls of the publisher raise the error.
     """
@@ -706,6 +723,7 @@ async def _open_publisher(
             if refusal is not None:
                 observer.emit(CapabilityMissing(str(error), CANNOT_PUBLISH))
             publisher = _UnavailablePublisher(error)
+        await create_topics()
         yield publisher
 
 

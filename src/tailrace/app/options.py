@@ -323,6 +323,16 @@ class AppOptions(ConsumerOptions, total=False):
 
     Default: 10_000.
     """
+    publish_delays_ms: Sequence[int]
+    """Delays in milliseconds of messages that are published with ``delay_ms=`` or ``at=``.
+
+    Each delay has a topic ``{group}.delayed-publish.{delay}``, in which messages wait. Every started app that declares
+    the delay, also one without handlers, reads the topic as a member of ``group_id`` and publishes the messages when
+    they are due. A message may have any delay up to the longest declared one. A declared delay is kept exactly, another
+    one may be exceeded by up to the shortest declared delay.
+
+    Default: ().
+    """
     delivery: Delivery
     """Delivery guarantee: ``"at_least_once"``, or ``"exactly_once"`` by transactions.
 
@@ -382,6 +392,7 @@ class AppConfig:
     require_broker: bool = True
     producer: ProducerOptions[Any, Any] | None = None
     publish_timeout_ms: int = 10_000
+    publish_delays_ms: Sequence[int] = ()
     delivery: Delivery = "at_least_once"
 
     def __post_init__(self) -> None:
@@ -400,6 +411,11 @@ class AppConfig:
         if not isinstance(required, bool):
             raise ConfigurationError(f"require_broker must be True or False, not {required!r}")
         check_positive("publish_timeout_ms", self.publish_timeout_ms)
+        delays: object = self.publish_delays_ms
+        if not isinstance(delays, list | tuple) or any(type(one) is not int or one < 1 for one in delays):
+            raise ConfigurationError(
+                f"publish_delays_ms must be a list of positive integers such as [30_000, 300_000], not {delays!r}"
+            )
         producer: object = self.producer
         if producer is not None and not isinstance(producer, Mapping):
             raise ConfigurationError(

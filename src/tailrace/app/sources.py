@@ -186,7 +186,7 @@ class Source(Protocol):
 
 
 class ConsumerSource:
-    """Source that reads with a consumer the topics of a group's handlers, and the group's retry and replay topics.
+    """Source that reads with a consumer the topics of a group's handlers, and the group's own topics.
 
     Args:
         routes: topics to read.
@@ -214,10 +214,10 @@ class ConsumerSource:
         return
 
     async def start(self, sink: RecordSink) -> int:
-        """Create the missing retry, dead-letter and replay topics of the group, and start the consumer.
+        """Create the missing own and dead-letter topics of the group, and start the consumer.
 
         Raises:
-            BrokerError: a retry topic does not exist and cannot be created.
+            BrokerError: a topic whose records wait does not exist and cannot be created.
             TailraceError: see ``Consumer.start``.
         """
         await self._own_topics.create()

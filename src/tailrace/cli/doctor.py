@@ -283,10 +283,12 @@ def _topic_uses(
     """Yield name, role, origins and delay of each topic that a group uses.
 
     The origins are the topics whose records are written to a retry, replay or dead-letter topic; empty for other roles.
-    The delay in milliseconds is that of a retry topic; 0 for other roles.
+    The delay in milliseconds is that of a topic whose records wait; 0 for other roles.
     """
-    for name in (*sorted(routes.topics), *matched):
+    for name in (*sorted(routes.topics - routes.publish_delays_ms.keys()), *matched):
         yield name, TopicRole.READ, frozenset(), 0
+    for name, delay_ms in routes.publish_delays_ms.items():
+        yield name, TopicRole.PUBLISH_DELAY, routes.topics - routes.publish_delays_ms.keys(), delay_ms
     for name, retry in routes.retries.items():
         yield name, TopicRole.RETRY, frozenset({retry.origin}), retry.delay_ms
     uses: dict[TopicRole, dict[str, set[str]]] = defaultdict(dict)

@@ -396,7 +396,7 @@ _SIMILARITY = 0.7
 """Minimum similarity of names, between 0 and 1, for a hint."""
 _OF_APPS = frozenset({
     "retry", "dead_letter", "on_failure", "on_corrupt_batch", "codec", "middleware", "require_broker",
-    "producer", "publish_timeout_ms", "delivery",
+    "producer", "publish_timeout_ms", "publish_delays_ms", "delivery",
     "transactional_id", "transaction_timeout_ms", "transaction_interval_ms", "transaction_max_records",
 })  # fmt: skip
 """Options that App has in addition to those of its consumers."""

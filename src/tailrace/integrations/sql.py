@@ -36,7 +36,7 @@ from tailrace.core.cluster_metadata import topic_name_fault
 from tailrace.errors import ConfigurationError, ConsumerStateError, PublishError, TailraceError
 from tailrace.observe.events import OutboxBlocked, OutboxRecovered, OutboxUnavailable
 from tailrace.observe.hooks import Hook, Observer
-from tailrace.producer.encoding import Message, RecordEncoder
+from tailrace.producer.encoding import Message, RecordEncoder, check_not_delayed
 from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import OutgoingRecord
 from tailrace.producer.traces import current_trace, with_trace
@@ -184,6 +184,7 @@ class Outbox:
             raise PublishError("a Message has no topic - set topic= of each Message of an outbox")
         if fault := topic_name_fault(topic):
             raise PublishError(f"{topic!r}: {fault}")
+        check_not_delayed(message, "an Outbox")
         timestamp_ms = _now_ms() if message.timestamp_ms is None else message.timestamp_ms
         rest = (message.headers, message.partition, timestamp_ms)
         key = None if message.key is msgspec.UNSET else message.key

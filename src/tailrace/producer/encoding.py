@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeAlias, cast
 
 from msgspec import UNSET
@@ -14,7 +15,7 @@ from tailrace.errors import PublishError, SchemaRegistryError
 from tailrace.producer.publisher import Headers, OutgoingRecord
 from tailrace.user_exceptions import message_of
 
-__all__ = ["Message", "MessageDetails", "RecordEncoder", "messages_of"]
+__all__ = ["Message", "MessageDetails", "RecordEncoder", "check_not_delayed", "messages_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,9 @@ class Message:
         topic: topic to publish to; None for the topic in the handler's ``publish=``. Required if the handler has no
             ``publish=``, and for a ``Producer``.
         timestamp_ms: time in milliseconds since 1970; None for the current time.
+        delay_ms: time in milliseconds after which the message is published, at most the longest delay that the app
+            declares by ``publish_delays_ms``; None to publish it now. Only in an ``App``.
+        at: time at which the message is published, with a time zone, instead of ``delay_ms``.
     """
 
     value: object
@@ -41,6 +45,21 @@ class Message:
     partition: int | None = None
     topic: str | None = None
     timestamp_ms: int | None = None
+    delay_ms: int | None = None
+    at: datetime | None = None
+
+
+def check_not_delayed(message: Message, sender: str) -> None:
+    """Check that a message has no delay; ``sender`` is the beginning of the error.
+
+    Raises:
+        PublishError: the message has ``delay_ms`` or ``at``, which only an app can keep.
+    """
+    if message.delay_ms is not None or message.at is not None:
+        raise PublishError(
+            f"{sender} cannot delay a Message - leave out delay_ms and at, or publish it with an App that declares"
+            " publish_delays_ms"
+        )
 
 
 def messages_of(given: object) -> Iterable[Message]:

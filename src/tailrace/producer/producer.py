@@ -32,7 +32,7 @@ from tailrace.errors import ConfigurationError, ConsumerStateError, PublishError
 from tailrace.net.cluster import Cluster
 from tailrace.observe.hooks import Hook, Instrumentation
 from tailrace.observe.statistics import ProducerStatistics
-from tailrace.producer.encoding import Message, MessageDetails, RecordEncoder, messages_of
+from tailrace.producer.encoding import Message, MessageDetails, RecordEncoder, check_not_delayed, messages_of
 from tailrace.producer.publisher import OutgoingRecord, Published, error_of_several
 from tailrace.producer.record_producer import RecordProducer
 from tailrace.producer.runtime import DEFAULT_LOOKUP_S
@@ -330,6 +330,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             if to is None:
                 raise PublishError("a Message has no topic - set topic= of the Message or of send_many()")
             _check_topic(to)
+            check_not_delayed(one, "a Producer")
             key = None if one.key is msgspec.UNSET else one.key
             details = (one.headers, one.partition, one.timestamp_ms)
             if encoder.is_immediate:

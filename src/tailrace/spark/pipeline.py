@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from tailrace.app.app import App, load_app
 from tailrace.app.lifecycle import make_plan
+from tailrace.app.publish.delays import delays_of
 from tailrace.config import ConsumerConfig, resolve
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import ConfigurationError, CorruptCheckpointError, UnknownTopicError
@@ -352,7 +353,13 @@ class SparkPipeline:
         """Check that a run is possible, create missing topics, and return the state of cluster and group."""
         finish_ended_queries(selected.group_id)
         store.check_idle()
-        store.create_topics(one.with_defaults(self.app.runtime.config) for one in selected.handlers)
+        config = self.app.runtime.config
+        handlers = [one.with_defaults(config) for one in selected.handlers]
+        group_id = resolve(self.app.options).group_id
+        # Messages that handlers delay are published by the live app, which is a member of its own group.
+        if group_id == selected.group_id and (delays := delays_of(config, group_id)) is not None:
+            handlers.append(delays.handler(config, handlers))
+        store.create_topics(handlers)
         cluster_state = store.cluster_state(selected.topics, selected.patterns)
         if state is not None and self._checkpoint is not None:
             check_matches(self._checkpoint.location, state, cluster_state.cluster_id, cluster_state.topic_ids)

@@ -90,7 +90,7 @@ class TestApp:
                 self._clock = stack.enter_context(virtual_time_of(loop))
             self._start_times = (time.time(), loop.time())
             substitute = KafkaSubstitute(
-                self._connect, self._open_log, self._overrides, (self,), self._with_real_time_in_threads
+                self._connect, self._open_log, self._overrides, (self,), self._with_real_time_in_threads, self._now_s
             )
             with self._app.runtime.without_kafka(substitute):
                 await self._app.start()

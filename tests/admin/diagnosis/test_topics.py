@@ -136,7 +136,7 @@ def test_a_missing_topic_is_reported_with_a_similar_name():
 
 OWN = {
     role: TopicNeeds("orders.g.own", frozenset({role}), frozenset({"orders"}), delay_ms=3_600_000)
-    for role in (TopicRole.RETRY, TopicRole.DEAD_LETTER, TopicRole.REPLAY)
+    for role in (TopicRole.RETRY, TopicRole.PUBLISH_DELAY, TopicRole.DEAD_LETTER, TopicRole.REPLAY)
 }
 
 
@@ -146,6 +146,8 @@ OWN = {
         (TopicRole.RETRY, True, Level.OK),
         (TopicRole.RETRY, None, Level.OK),
         (TopicRole.RETRY, False, Level.PROBLEM),
+        (TopicRole.PUBLISH_DELAY, True, Level.OK),
+        (TopicRole.PUBLISH_DELAY, False, Level.PROBLEM),
         (TopicRole.DEAD_LETTER, True, Level.OK),
         (TopicRole.DEAD_LETTER, False, Level.WARNING),
         (TopicRole.REPLAY, False, Level.WARNING),
@@ -159,6 +161,15 @@ def test_a_missing_group_topic_is_a_problem_if_it_cannot_be_created(role, may_cr
 
     assert one.level is level
     assert "3 partitions" in one.text + one.advice
+
+
+def test_a_missing_topic_of_delayed_messages_needs_no_other_topic():
+    """An app without handlers creates the topics of its delays with one partition."""
+    needs = TopicNeeds("g.delayed-publish.1h", frozenset({TopicRole.PUBLISH_DELAY}), delay_ms=3_600_000)
+    missing = TopicFacts(needs.name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    one = only(findings(missing, needs={needs.name: needs}, may_create=False), "topic.own-missing")
+
+    assert one.advice == "create it with 1 partition, or grant Create"
 
 
 def test_group_topics_of_a_missing_topic_are_not_reported():
@@ -180,6 +191,13 @@ def test_group_topics_of_a_missing_topic_are_not_reported():
             "topic.retry-retention",
             Level.PROBLEM,
             "retention.ms=3600000 (1 h) for a delay of 1 h",
+        ),
+        (
+            TopicRole.PUBLISH_DELAY,
+            {"retention_ms": 7_199_999},
+            "topic.delay-retention",
+            Level.PROBLEM,
+            "for a delay of 1 h: messages may be deleted before they are published",
         ),
         (
             TopicRole.DEAD_LETTER,
@@ -219,6 +237,14 @@ def test_results_to_a_compacted_topic_need_keys():
     one = only(findings(topic(settings={"cleanup_policy": "compact"}), needs=needs), "topic.compacted")
 
     assert (one.level, "results without a key are refused" in one.text) == (Level.WARNING, True)
+
+
+def test_a_topic_of_delayed_messages_may_have_fewer_partitions():
+    """Topics of delayed messages need neither the partitions nor the sizes of other topics."""
+    own = topic("orders.g.own", partitions=1, settings={"retention_ms": 7_200_000})
+    found = findings(topic(), own, needs={"orders.g.own": OWN[TopicRole.PUBLISH_DELAY]})
+
+    assert [one.check for one in found] == ["topic"]
 
 
 def test_fewer_partitions_limit_only_topics_that_are_read():

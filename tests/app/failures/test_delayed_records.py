@@ -35,8 +35,8 @@ def offsets(lease: Lease | None) -> list[int]:
         (10_000, 5_000, 99_000, 0),
         # no due time: by the record's timestamp
         (None, 5_000, 6_000, 4_000),
-        # the writer's clock is ahead of this one
-        (10_000_000, 9_995_000, 6_000, 5_000),
+        # the writer's clock is ahead of this one; the times are rounded
+        (10_000_000, 9_995_000, 6_000, 5_001),
         # this clock is ahead of the writer's
         (10_000, 5_000, 60_000, 0),
     ],

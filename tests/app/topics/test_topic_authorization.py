@@ -47,6 +47,16 @@ async def test_a_retry_topic_that_cannot_be_created_fails_the_start(server, grou
         await app.start()
 
 
+async def test_a_topic_of_delayed_messages_that_cannot_be_created_fails_the_start(server, group):
+    """A start without permission to create the topic of a delay raises an error with the topic and its partitions."""
+    app = App(group_id=group, publish_delays_ms=[1_000], **server.client_options)
+    text = (
+        rf"'{group}\.delayed-publish\.1s' of publish_delays_ms does not exist - create it with 1 partition, or permit"
+    )
+    with pytest.raises(BrokerError, match=text):
+        await app.start()
+
+
 async def test_a_dead_letter_topic_that_cannot_be_created_is_reported(server, group):
     """An app without permission to create its dead-letter topic starts, and an event names the topic."""
     recorder = EventRecorder()

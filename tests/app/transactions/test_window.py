@@ -319,7 +319,7 @@ def test_the_wait_for_a_delayed_retry_counts_from_its_first_reading():
     assert deferred.first_of(records, 3, 10.9) == []
     assert deferred.next_due_at(10.9, {}, records[:1]) == 11.0
     assert deferred.first_of(records, 3, 11.0) == records[:2]
-    assert deferred.next_due_at(11.0, {}, records[2:]) == 11.5
+    assert deferred.next_due_at(11.0, {}, records[2:]) == pytest.approx(11.501)
 
     deferred.forget_committed({RETRIES: 2})
     deferred.note_read(records, 20.0)

@@ -116,6 +116,7 @@ class TopicRole(StrEnum):
 
     READ = "read"
     RETRY = "retry"
+    PUBLISH_DELAY = "publish-delay"
     DEAD_LETTER = "dead-letter"
     REPLAY = "replay"
     PUBLISH = "publish"
@@ -126,7 +127,7 @@ class TopicRole(StrEnum):
         match self:
             case TopicRole.READ:
                 return ("Read",)
-            case TopicRole.RETRY:
+            case TopicRole.RETRY | TopicRole.PUBLISH_DELAY:
                 return ("Read", "Write")
             case TopicRole.REPLAY:
                 return ("Read",)
@@ -135,8 +136,8 @@ class TopicRole(StrEnum):
 
     @property
     def is_own(self) -> bool:
-        """True for the retry, dead-letter and replay topics of a group: the app creates these topics."""
-        return self in {TopicRole.RETRY, TopicRole.DEAD_LETTER, TopicRole.REPLAY}
+        """True for the topics of a group that the app creates, such as its retry topics."""
+        return self not in {TopicRole.READ, TopicRole.PUBLISH}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ class TopicNeeds:
     origins: frozenset[str] = frozenset()
     """Topics whose records a retry, replay or dead-letter topic contains."""
     delay_ms: int = 0
-    """Delay of a retry topic in milliseconds; 0 for other topics."""
+    """Delay of a retry topic, or of a topic of delayed messages, in milliseconds; 0 for other topics."""
 
     @property
     def operations(self) -> tuple[str, ...]:

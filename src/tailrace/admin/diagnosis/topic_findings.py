@@ -199,12 +199,13 @@ def _missing_findings(
 ) -> Iterator[Finding]:
     subject = Subject(f"topic {topic.name}")
     origins = [by_name[name] for name in sorted(need.origins) if name in by_name and by_name[name].partitions]
-    partitions = max((origin.partitions for origin in origins), default=3)
+    delays = TopicRole.PUBLISH_DELAY in need.roles
+    partitions = max((origin.partitions for origin in origins), default=1 if delays else 3)
     create = commands.kafka(
         "kafka-topics", "--create", "--topic", topic.name, "--partitions", str(partitions), "--replication-factor",
         str(max((origin.replication_factor for origin in origins), default=min(3, facts.brokers))),
     )  # fmt: skip
-    if need.is_own and not origins:
+    if need.is_own and not origins and not delays:
         return  # another finding reports that the origin is missing
     if need.is_own and facts.may_create is not False:
         yield subject.ok(
@@ -212,14 +213,15 @@ def _missing_findings(
             f"does not exist yet; the app creates it with {counted(partitions, 'partition')} when it starts",
         )
     elif need.is_own:
-        is_retry = TopicRole.RETRY in need.roles
-        consequence = "the app does not start" if is_retry else "records that fail for good cannot be stored"
+        is_required = delays or TopicRole.RETRY in need.roles
+        like = f", like {named(sorted(need.origins))}" if need.origins else ""
+        consequence = "the app does not start" if is_required else "records that fail for good cannot be stored"
         yield subject.finding(
-            Level.PROBLEM if is_retry else Level.WARNING,
+            Level.PROBLEM if is_required else Level.WARNING,
             "topic.own-missing",
             f"does not exist, and {commands.principal} is not authorized to Create topics in the cluster: unless an ACL"
             f" for this name permits it, {consequence}",
-            f"create it with {counted(partitions, 'partition')}, like {named(sorted(need.origins))}, or grant Create",
+            f"create it with {counted(partitions, 'partition')}{like}, or grant Create",
             create,
         )
     else:
@@ -333,6 +335,15 @@ def _role_findings(
             f"set a retention of more than {duration(2 * need.delay_ms)}",
             commands.set_topic(topic.name, f"retention.ms={max(604_800_000, 10 * need.delay_ms)}"),
         )
+    least_ms = need.delay_ms + min(need.delay_ms, 604_800_000)
+    if TopicRole.PUBLISH_DELAY in need.roles and topic.is_deleted_by_age and 0 <= retention < least_ms:
+        yield subject.problem(
+            "topic.delay-retention",
+            f"retention.ms={retention} ({duration(retention)}) for a delay of {duration(need.delay_ms)}: messages may"
+            " be deleted before they are published",
+            "set a retention of seven days more than the delay, as for the topics that tailrace creates",
+            commands.set_topic(topic.name, f"retention.ms={need.delay_ms + 604_800_000}"),
+        )
     if TopicRole.DEAD_LETTER in need.roles and topic.is_deleted_by_age and retention >= 0:
         yield subject.warning(
             "topic.dead-letter-retention",
@@ -340,7 +351,7 @@ def _role_findings(
             "set retention.ms=-1, as for the dead-letter topics that tailrace creates",
             commands.set_topic(topic.name, "retention.ms=-1"),
         )
-    if need.is_own:
+    if need.is_own and TopicRole.PUBLISH_DELAY not in need.roles:
         origins = [by_name[name] for name in sorted(need.origins) if name in by_name]
         yield from _size_findings(topic, origins, subject, commands, is_read="Read" in need.operations)
     if TopicRole.DEAD_LETTER in need.roles and topic.records:

@@ -37,6 +37,7 @@ from tailrace.app.failures.policy import FailuresByIndex
 from tailrace.app.failures.reject import Reject
 from tailrace.app.function_kinds import name_of
 from tailrace.app.handlers import Handler, ResolvedHandler
+from tailrace.app.publish.delays import PublishDelays
 from tailrace.app.publish.encoding import results_in
 from tailrace.app.publish.results import ResultPublisher
 from tailrace.app.publish.traces import BatchTrace, result_trace, with_span_as_trace
@@ -67,6 +68,8 @@ class GroupParts:
     """Values of app-scoped dependencies."""
     publisher: Publisher
     """Publisher of results."""
+    delays: PublishDelays | None
+    """Declared delays of delayed messages; None if there are none."""
     dead_letter_publisher: DeadLetterPublisher
     transactions: Transactions | None
     """Transactions in which results are published; None for at-least-once delivery."""
@@ -74,7 +77,7 @@ class GroupParts:
     own_topics: Container[str]
     """Retry and replay topics of the group; handlers receive each of the records there as it was first read."""
     delay_of: Callable[[str], int | None]
-    """Returns the delay of a retry topic in milliseconds; None for other topics."""
+    """Returns the delay in milliseconds of a topic whose records wait; None for other topics."""
     window: int
     """Maximum number of records that wait for one handler."""
     on_progress: Callable[[], None]
@@ -108,7 +111,7 @@ def record_call(handler: ResolvedHandler, group: GroupParts, overdue_calls: Over
     """Return the call of a handler for a record; ``overdue_calls`` counts calls that still run after ``timeout_ms``."""
     when, own_topics = handler.when, _own_topics(handler, group)
     function = _limited_call(handler, group.opened, overdue_calls)
-    publish_result = _result_publisher(handler, group.publisher)
+    publish_result = _result_publisher(handler, group)
     modules = sys.modules  # OpenTelemetry may be imported later.
 
     async def handle(record: Record) -> None:
@@ -141,8 +144,8 @@ def record_call(handler: ResolvedHandler, group: GroupParts, overdue_calls: Over
     return HandlerCall(_instrumented(call, handler, group.observer), publish_result)
 
 
-def _result_publisher(handler: ResolvedHandler, publisher: Publisher) -> PublishResult:
-    results = ResultPublisher(publisher, handler.codec, handler.publish, handler.name)
+def _result_publisher(handler: ResolvedHandler, group: GroupParts) -> PublishResult:
+    results = _results_of(handler, group)
 
     async def publish_result(record: Record, returned: object) -> None:
         returned = await resolve_result(returned, handler.prepared.name)
@@ -153,11 +156,15 @@ def _result_publisher(handler: ResolvedHandler, publisher: Publisher) -> Publish
     return publish_result
 
 
+def _results_of(handler: ResolvedHandler, group: GroupParts) -> ResultPublisher:
+    return ResultPublisher(group.publisher, handler.codec, handler.publish, handler.name, group.delays)
+
+
 def batch_call(handler: ResolvedHandler, group: GroupParts, overdue_calls: OverdueCalls) -> BatchCall:
     """Return the call of a handler for a batch; ``overdue_calls`` counts calls that run after ``timeout_ms``."""
     prepared, when, own_topics = handler.prepared, handler.when, _own_topics(handler, group)
     function = _limited_call(handler, group.opened, overdue_calls)
-    results = ResultPublisher(group.publisher, handler.codec, handler.publish, handler.name)
+    results = _results_of(handler, group)
 
     async def handle(records: list[Record]) -> FailuresByIndex:
         if own_topics is not None and any(record.topic in own_topics for record in records):

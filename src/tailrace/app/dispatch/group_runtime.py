@@ -3,7 +3,7 @@
 A record goes to the first handler whose ``when=`` matches it: from ``GroupRuntime._read_records`` to ``add`` of its
 executor (``app.dispatch.record_executor``, ``app.dispatch.batch_executor``), which keeps the order of records, calls
 the handler, and passes failed records to ``app.failures.policy``. ``app.failures.delayed_records`` delays the records
-of retry topics.
+of retry topics, and delayed messages.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from tailrace.app.dispatch.lanes import FEW_RECORDS, Lanes
 from tailrace.app.dispatch.record_executor import RecordExecutor
 from tailrace.app.failures.dead_letter_publisher import DeadLetterPublisher
 from tailrace.app.failures.dead_letters import as_first_read, handler_of
-from tailrace.app.failures.delayed_records import RetryTopicRecords
+from tailrace.app.failures.delayed_records import DelayedDelivery
 from tailrace.app.failures.policy import FailurePolicy
 from tailrace.app.function_kinds import identity_of
 from tailrace.app.handlers import Handler, ResolvedHandler
+from tailrace.app.publish.delays import PublishDelays
 from tailrace.app.publish.results import instrumented
 from tailrace.app.sources import Source, Transactions
 from tailrace.app.topics.routes import Routes
@@ -50,7 +51,7 @@ from tailrace.observe.statistics import ConsumerStatistics, GroupStatistics, Han
 from tailrace.producer.publisher import Publisher
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["Connect", "Executor", "GroupRuntime", "HandlerEvents", "RunningHandler", "running_handler"]
+__all__ = ["AppParts", "Connect", "Executor", "GroupRuntime", "HandlerEvents", "RunningHandler", "running_handler"]
 
 # ---- counts of one handler's failures, taken from its events ---------------------------------------------------------
 
@@ -171,6 +172,18 @@ Connect: TypeAlias = Callable[[Routes], Source]
 ``TransactionalSource`` around one, or a substitute for Kafka."""
 
 
+@dataclass(frozen=True, slots=True)
+class AppParts:
+    """Objects of an app that its groups share."""
+
+    opened: Opened
+    """Values of app-scoped dependencies."""
+    publisher: Publisher
+    """Publisher of messages outside of transactions."""
+    delays: PublishDelays | None
+    """Declared delays of delayed messages; None if there are none."""
+
+
 class GroupRuntime:
     """Reads the records of one group, and passes each record to its handler.
 
@@ -180,23 +193,21 @@ class GroupRuntime:
         left_behind: names of handlers that were canceled by the stop and still run.
     """
 
-    def __init__(  # noqa: PLR0913 - combines the parts of an app with the parts of a group
+    def __init__(
         self,
         group_id: str,
         handlers: Sequence[ResolvedHandler],
-        *,
-        opened: Opened,
-        publisher: Publisher,
+        app: AppParts,
         observer: Observer,
         connect: Connect,
     ) -> None:
         self.group_id = group_id
-        self._handlers, self._opened, self._publisher, self._observer = handlers, opened, publisher, observer
+        self._handlers, self._app, self._observer = handlers, app, observer
         self._routes = Routes(group_id, handlers)
         self.source = connect(self._routes)
         self._transactions: Transactions | None = None
-        self._retry_topic_records = RetryTopicRecords(
-            self._routes.retries,
+        self._delayed = DelayedDelivery(
+            self._routes.delays_ms,
             deliver=self._dispatch,
             room_of=self._room_in_executors,
             on_empty=self._on_progress,
@@ -222,18 +233,19 @@ class GroupRuntime:
         """
         window = await self.source.start(self)
         self._transactions = self.source.transactions
-        publisher = self._publisher
+        publisher = self._app.publisher
         if self._transactions is not None:
             publisher = instrumented(self._transactions, instrumentations_of(self._observer))
         parts = GroupParts(
-            opened=self._opened,
+            opened=self._app.opened,
             publisher=publisher,
+            delays=self._app.delays,
             dead_letter_publisher=DeadLetterPublisher(self._routes, publisher, self.source.wall_clock),
             transactions=self._transactions,
             observer=self._observer,
             # A set is faster for the look-up of each record, but it does not contain topics that match a pattern.
             own_topics=self._routes if self._routes.patterns else self._routes.own_topics,
-            delay_of=self._retry_topic_records.delay_of,
+            delay_of=self._delayed.delay_of,
             window=window,
             on_progress=self._on_progress,
             on_full=self._emit_read_paused,
@@ -251,7 +263,7 @@ class GroupRuntime:
             for one in self._running:
                 tasks.start_soon(self._run_handler, one, cleanup_s)
             tasks.start_soon(self._read_records)
-            tasks.start_soon(self._retry_topic_records.run)
+            tasks.start_soon(self._delayed.run)
 
     async def _read_records(self) -> None:
         count = 0
@@ -259,8 +271,8 @@ class GroupRuntime:
             _, lease = await self.source.reader.next_slice(self.room_of)
             count += lease.count
             self._progress[lease.partition] = lease.progress
-            if lease.partition.topic in self._routes.retries:
-                self._retry_topic_records.hold(lease)
+            if lease.partition.topic in self._routes.delays_ms:
+                self._delayed.hold(lease)
             else:
                 self._dispatch(lease)
             if count >= FEW_RECORDS:
@@ -306,7 +318,7 @@ class GroupRuntime:
         if self._is_ending:
             return 0
         room = self._room_in_executors(partition)
-        return self._retry_topic_records.limit(partition, room) if partition.topic in self._routes.retries else room
+        return self._delayed.limit(partition, room) if partition.topic in self._routes.delays_ms else room
 
     def _room_in_executors(self, partition: TopicPartition) -> int:
         first, *others = self._running_of(partition.topic)
@@ -316,8 +328,8 @@ class GroupRuntime:
     def _on_progress(self) -> None:
         self._wakeup.set()
         self.source.reader.progressed()
-        if self._routes.retries:
-            self._retry_topic_records.room_changed()
+        if self._routes.delays_ms:
+            self._delayed.room_changed()
 
     def _emit_read_paused(self, handler: Handler, record: Record, waiting: int) -> None:
         now, partition = asyncio.get_running_loop().time(), record.topic_partition
@@ -362,7 +374,7 @@ class GroupRuntime:
         if self._transactions is not None and not self._transactions.are_settled:
             return False
         return (
-            not self._retry_topic_records
+            not self._delayed
             and self.failure is None
             and all(one.executor.started_or_due == one.policy.waiting for one in self._running)
         )
@@ -432,7 +444,7 @@ class GroupRuntime:
 
     @property
     def unstarted(self) -> int:
-        return bool(self._retry_topic_records) + sum(one.executor.waiting for one in self._running)
+        return bool(self._delayed) + sum(one.executor.waiting for one in self._running)
 
     def hold_starts(self) -> None:
         for one in self._running:
@@ -458,13 +470,13 @@ class GroupRuntime:
     def halt(self, partition: TopicPartition) -> None:
         if (progress := self._progress.get(partition)) is not None:
             progress.halt()
-        self._retry_topic_records.halt(partition)
+        self._delayed.halt(partition)
         for one in self._running:
             one.executor.halt(partition)
 
     def drop(self, partition: TopicPartition) -> None:
         if (progress := self._progress.pop(partition, None)) is not None:
             progress.halt()
-        self._retry_topic_records.drop(partition)
+        self._delayed.drop(partition)
         for one in self._running:
             one.executor.drop(partition)

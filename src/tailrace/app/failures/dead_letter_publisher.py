@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from tailrace.app.added_headers import without_tailrace_headers
 from tailrace.app.failures.dead_letters import (
     Failure,
     ForwardedRecord,
     dead_letter,
     earlier_attempts,
     retry_record,
-    without_tailrace_headers,
 )
 from tailrace.app.publish.traces import noted_trace, replace_trace
 from tailrace.app.topics.names import retry_topic, topic_name

@@ -6,22 +6,31 @@ failure. This module does no I/O.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
+from tailrace.app.added_headers import (
+    DUE_AT,
+    MAX_INT32,
+    MAX_INT64,
+    PREFIX,
+    Header,
+    added_headers,
+    int_header,
+    text_header,
+    without_tailrace_headers,
+)
+from tailrace.app.publish.delays import destination_headers
 from tailrace.core.cluster_metadata import topic_name_fault
 from tailrace.records import Record
 from tailrace.user_exceptions import message_of, traceback_of
 
 __all__ = [
     "MAX_ADDED_BYTES",
-    "PREFIX",
     "DeadLetter",
     "Failure",
     "ForwardedRecord",
-    "Header",
     "Origin",
     "as_first_read",
     "dead_letter",
@@ -33,13 +42,8 @@ __all__ = [
     "read_dead_letter",
     "replay_record",
     "retry_record",
-    "without_tailrace_headers",
 ]
 
-Header: TypeAlias = tuple[str, bytes | None]
-
-PREFIX = "tailrace-"
-"""Prefix of all headers that tailrace adds."""
 MAX_ADDED_BYTES = 16_384
 """Maximum size in bytes of all headers that are added to a record for its dead letter."""
 
@@ -52,7 +56,6 @@ _GROUP = PREFIX + "group"
 _FAILED_AT = PREFIX + "failed-at"
 _DEATHS = PREFIX + "deaths"
 _REPLAYS = PREFIX + "replays"
-_DUE_AT = PREFIX + "due-at"
 _ORIGIN = tuple(f"{PREFIX}origin-{part}" for part in ("topic", "partition", "offset", "timestamp"))
 
 _MAX_NAME_BYTES = 512
@@ -60,10 +63,6 @@ _MAX_MESSAGE_BYTES = 4_096
 _MAX_TRACEBACK_BYTES = 8_192
 _BRIEF_BYTES = 200
 """Maximum size in bytes of the error type, and of the message, in a brief dead letter or a record of a retry topic."""
-
-_NUMBER = re.compile(rb"[0-9]{1,19}")
-_MAX_INT32, _MAX_INT64 = (1 << 31) - 1, (1 << 63) - 1
-"""Greatest partition and count; greatest offset and time."""
 
 
 # ---- failed records --------------------------------------------------------------------------------------------
@@ -154,10 +153,11 @@ def dead_letter(record: Record, failure: Failure, *, is_brief: bool = False) -> 
     The dead letter has the record's origin, and its number of deaths is one more than in the record's headers. A brief
     dead letter has no traceback, and its error type and message are shortened.
     """
-    earlier = _tailrace_headers(record.headers)
+    earlier = added_headers(record.headers)
     added = _failure_headers(failure, _BRIEF_BYTES if is_brief else _MAX_MESSAGE_BYTES)
     if not is_brief:
         added[_ERROR_TRACEBACK] = _truncated(traceback_of(failure.error), _MAX_TRACEBACK_BYTES)
+    added |= destination_headers(earlier)
     added[_DEATHS] = _encoded_count(_count_header(earlier, _DEATHS) + 1)
     if replays := _count_header(earlier, _REPLAYS):
         added[_REPLAYS] = _encoded_count(replays)
@@ -170,8 +170,8 @@ def retry_record(record: Record, failure: Failure, due_at_ms: int) -> ForwardedR
     Added headers contain the time at which the record is due, the failure with a shortened message and without a
     traceback, and the origin.
     """
-    earlier = _tailrace_headers(record.headers)
-    added = _failure_headers(failure, _BRIEF_BYTES) | {_DUE_AT: _encoded(due_at_ms)}
+    earlier = added_headers(record.headers)
+    added = _failure_headers(failure, _BRIEF_BYTES) | {DUE_AT: _encoded(due_at_ms)}
     added |= {name: _encoded_count(n) for name in (_DEATHS, _REPLAYS) if (n := _count_header(earlier, name))}
     return _with_headers(record, added)
 
@@ -181,18 +181,18 @@ def read_dead_letter(record: Record) -> DeadLetter | None:
 
     Return None if the record has no header with the error type, or has a due time, as records of retry topics have.
     """
-    added = _tailrace_headers(record.headers)
-    if _ERROR_TYPE not in added or _DUE_AT in added:
+    added = added_headers(record.headers)
+    if _ERROR_TYPE not in added or DUE_AT in added:
         return None
-    at_ms = _int_header(added, _FAILED_AT, _MAX_INT64)
+    at_ms = int_header(added, _FAILED_AT, MAX_INT64)
     return DeadLetter(
         record=record,
-        error_type=_text_header(added, _ERROR_TYPE),
-        reason=_text_header(added, _ERROR_MESSAGE),
-        traceback=_text_header(added, _ERROR_TRACEBACK),
+        error_type=text_header(added, _ERROR_TYPE),
+        reason=text_header(added, _ERROR_MESSAGE),
+        traceback=text_header(added, _ERROR_TRACEBACK),
         attempts=_count_header(added, _ATTEMPTS),
-        handler=_text_header(added, _HANDLER),
-        group_id=_text_header(added, _GROUP),
+        handler=text_header(added, _HANDLER),
+        group_id=text_header(added, _GROUP),
         at_ms=record.timestamp if at_ms is None else at_ms,
         origin=_origin_in(added),
         deaths=max(_count_header(added, _DEATHS), 1),
@@ -208,13 +208,14 @@ def replay_record(dead: DeadLetter, *, deaths: int = 0) -> ForwardedRecord:
     replays, including this replay.
     """
     added = {_DEATHS: _encoded_count(max(dead.deaths, deaths)), _REPLAYS: _encoded_count(dead.replays + 1)}
+    added |= destination_headers(added_headers(dead.record.headers))
     origin = origin_headers(dead.origin) if dead.origin is not None else ()
     return ForwardedRecord(dead.key, dead.value, (*dead.headers, *added.items(), *origin))
 
 
 def origin_of(record: Record) -> Origin:
     """Return the origin in a record's headers; without a valid one, the record's own topic, partition and offset."""
-    origin = _origin_in(_tailrace_headers(record.headers))
+    origin = _origin_in(added_headers(record.headers))
     if origin is None or topic_name_fault(origin.topic):
         return Origin(record.topic, record.partition, record.offset, record.timestamp)
     return origin
@@ -223,21 +224,21 @@ def origin_of(record: Record) -> Origin:
 def due_at(record: Record) -> int | None:
     """Return the due time in a record's headers, in milliseconds since the epoch; None without a valid header.
 
-    Only records of retry topics have this header.
+    Only records of retry topics and delayed messages have this header.
     """
-    return _int_header(_tailrace_headers(record.headers), _DUE_AT, _MAX_INT64)
+    return int_header(added_headers(record.headers), DUE_AT, MAX_INT64)
 
 
 def earlier_attempts(record: Record) -> int:
     """Return the number of failed attempts before a record was sent to a retry topic; 0 for records of other topics."""
-    added = _tailrace_headers(record.headers)
-    return _count_header(added, _ATTEMPTS) if _DUE_AT in added else 0
+    added = added_headers(record.headers)
+    return _count_header(added, _ATTEMPTS) if DUE_AT in added else 0
 
 
 def handler_of(record: Record) -> str:
     """Return the name of the handler in which a record of a retry topic failed; "" for records of other topics."""
-    added = _tailrace_headers(record.headers)
-    return _text_header(added, _HANDLER) if _DUE_AT in added else ""
+    added = added_headers(record.headers)
+    return text_header(added, _HANDLER) if DUE_AT in added else ""
 
 
 def as_first_read(record: Record) -> Record:
@@ -254,11 +255,6 @@ def as_first_read(record: Record) -> Record:
 def origin_headers(origin: Origin) -> tuple[Header, ...]:
     """Return the headers from which ``origin_of`` reads an origin."""
     return tuple((name, str(part).encode()) for name, part in zip(_ORIGIN, origin, strict=True))
-
-
-def without_tailrace_headers(headers: Iterable[Header]) -> tuple[Header, ...]:
-    """Return the headers that tailrace did not add."""
-    return tuple((name, value) for name, value in headers if not name.startswith(PREFIX))
 
 
 # ---- headers ---------------------------------------------------------------------------------------------------
@@ -282,38 +278,23 @@ def _with_headers(record: Record, added: Mapping[str, bytes]) -> ForwardedRecord
     return ForwardedRecord(record.key, record.value, headers)
 
 
-def _tailrace_headers(headers: Iterable[Header]) -> dict[str, bytes]:
-    """Return the headers that tailrace added; without those that are null."""
-    return {name: value for name, value in headers if value is not None and name.startswith(PREFIX)}
-
-
 def _origin_in(added: Mapping[str, bytes]) -> Origin | None:
     """Return the origin in the headers; None without a topic, a partition and an offset."""
-    topic, partition = _text_header(added, _ORIGIN[0]), _int_header(added, _ORIGIN[1], _MAX_INT32)
-    offset, timestamp = (_int_header(added, name, _MAX_INT64) for name in _ORIGIN[2:])
+    topic, partition = text_header(added, _ORIGIN[0]), int_header(added, _ORIGIN[1], MAX_INT32)
+    offset, timestamp = (int_header(added, name, MAX_INT64) for name in _ORIGIN[2:])
     if not topic or partition is None or offset is None:
         return None
     return Origin(topic, partition, offset, -1 if timestamp is None else timestamp)
 
 
-def _text_header(added: Mapping[str, bytes], name: str) -> str:
-    return added.get(name, b"").decode("utf-8", "replace")
-
-
-def _int_header(added: Mapping[str, bytes], name: str, limit: int) -> int | None:
-    """Return the number in a header; None if the header is missing or contains no integer from 0 to ``limit``."""
-    digits = added.get(name, b"")
-    return number if _NUMBER.fullmatch(digits) and (number := int(digits)) <= limit else None
-
-
 def _count_header(added: Mapping[str, bytes], name: str) -> int:
     """Return the count in a header; 0 if the header is missing or invalid."""
-    return _int_header(added, name, _MAX_INT32) or 0
+    return int_header(added, name, MAX_INT32) or 0
 
 
 def _encoded_count(count: int) -> bytes:
     """Encode a count, which stops at its limit, so that it remains valid."""
-    return _encoded(min(count, _MAX_INT32))
+    return _encoded(min(count, MAX_INT32))
 
 
 def _encoded(number: int) -> bytes:

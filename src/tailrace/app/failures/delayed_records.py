@@ -1,8 +1,8 @@
-"""Records of retry topics, which wait in memory until they are due.
+"""Records of retry topics, and delayed messages, which wait in memory until they are due.
 
 The writer of a record puts the due time into a header, and the reader compares it with the clock of its own host. A
 record never waits longer than the delay of its topic, so a wrong clock cannot delay the record forever. The records of
-a partition are delivered in order; all have the same delay, so normally the first record is due first.
+a partition are delivered in order; normally all have the same delay, so the first record is due first.
 
 At most 32 records of a partition wait at a time. More records of the partition are read only after all of these were
 delivered, so that most waiting records stay undecoded or on the broker. All partitions share one timer.
@@ -16,23 +16,28 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from tailrace.app.failures.dead_letters import due_at
-from tailrace.app.topics.names import RetryTopic
 from tailrace.awaitables import AutoResetEvent
 from tailrace.core.progress import Lease
 from tailrace.records import Record, TopicPartition
 
-__all__ = ["DelayedRecords", "RetryTopicRecords", "wait_ms"]
+__all__ = ["DelayedDelivery", "DelayedRecords", "wait_ms"]
 
 # ---- fetched records that are not due yet, by the clock of the caller ------------------------------------------------
 
 
 def wait_ms(due_at_ms: int | None, *, written_at_ms: int, delay_ms: int, now_ms: int) -> int:
-    """Return how many milliseconds a record of a retry topic has to wait from now on, at most ``delay_ms``.
+    """Return how many milliseconds a record has to wait from now on, at most one more than ``delay_ms``.
 
-    ``due_at_ms`` is the due time in the record's header; None if the header is missing or invalid.
+    The due time is rounded up and ``now_ms`` is rounded down, so that no record is early.
+
+    Args:
+        due_at_ms: due time in the record's header; None if the header is missing or invalid.
+        written_at_ms: timestamp of the record.
+        delay_ms: delay of the record's topic.
+        now_ms: current time.
     """
     due = written_at_ms + delay_ms if due_at_ms is None else due_at_ms
-    return min(max(due - now_ms, 0), delay_ms)
+    return min(max(due - now_ms, 0), delay_ms + 1)
 
 
 class _DelayedLease(NamedTuple):
@@ -42,7 +47,7 @@ class _DelayedLease(NamedTuple):
 
 
 class DelayedRecords:
-    """Fetched records of retry topics until they are due, at most one lease of each partition.
+    """Fetched records until they are due, at most one lease of each partition.
 
     All times are of one clock.
     """
@@ -95,13 +100,13 @@ _MAX_WAITING = 32
 """Maximum number of waiting records of a partition."""
 
 
-class RetryTopicRecords:
-    """Delivers records of retry topics when they are due.
+class DelayedDelivery:
+    """Delivers records of retry topics, and delayed messages, when they are due.
 
     ``bool(self)`` is True while records wait.
 
     Args:
-        topics: retry topics of the group by name.
+        delays_ms: delays in milliseconds of the topics whose records wait, by name.
         deliver: called with a lease of records that are due; the records of a partition are delivered in order.
         room_of: returns how many records of a partition ``deliver`` accepts now.
         on_empty: called when all waiting records of a partition were delivered, so that more may be read.
@@ -110,14 +115,14 @@ class RetryTopicRecords:
 
     def __init__(
         self,
-        topics: Mapping[str, RetryTopic],
+        delays_ms: Mapping[str, int],
         *,
         deliver: Callable[[Lease], None],
         room_of: Callable[[TopicPartition], int],
         on_empty: Callable[[], None],
         wall_clock: Callable[[], float],
     ) -> None:
-        self._topics, self._deliver, self._room_of, self._on_empty = topics, deliver, room_of, on_empty
+        self._delays_ms, self._deliver, self._room_of, self._on_empty = delays_ms, deliver, room_of, on_empty
         self._wall_clock, self._loop = wall_clock, asyncio.get_running_loop()
         self._delayed = DelayedRecords()
         self._wakeup = AutoResetEvent()
@@ -126,9 +131,8 @@ class RetryTopicRecords:
         return bool(self._delayed)
 
     def delay_of(self, topic: str) -> int | None:
-        """Return the delay of a retry topic in milliseconds; None for any other topic."""
-        found = self._topics.get(topic)
-        return None if found is None else found.delay_ms
+        """Return the delay in milliseconds of a topic whose records wait; None for any other topic."""
+        return self._delays_ms.get(topic)
 
     def limit(self, partition: TopicPartition, room: int) -> int:
         """Return how many records of a partition may be read now, at most ``room``; 0 while records of it wait."""
@@ -136,7 +140,7 @@ class RetryTopicRecords:
 
     def hold(self, lease: Lease) -> None:
         """Add a lease, whose records wait until they are due; no record of its partition may be waiting already."""
-        delay_ms, now_ms, now = self._topics[lease.partition.topic].delay_ms, self._wall_clock() * 1000, self._now
+        delay_ms, now_ms, now = self._delays_ms[lease.partition.topic], self._wall_clock() * 1000, self._now
 
         def due(record: Record) -> float:
             """Return the event loop time at which a record is due."""

@@ -12,6 +12,7 @@ from typing import cast
 import msgspec
 from msgspec import UNSET
 
+from tailrace.app.publish.delays import PublishDelays, undeclared
 from tailrace.core.cluster_metadata import topic_name_fault
 from tailrace.errors import PublishError
 from tailrace.producer.encoding import Message, RecordEncoder, messages_of
@@ -48,18 +49,23 @@ def messages_in(returned: object, *, publish_values: bool) -> list[Message]:
 
 
 async def encode_messages(
-    messages: Iterable[Message], topic: str | None, encoder: RecordEncoder, key: bytes | None = None
+    messages: Iterable[Message],
+    topic: str | None,
+    encoder: RecordEncoder,
+    delays: PublishDelays | None,
+    key: bytes | None = None,
 ) -> list[OutgoingRecord]:
-    """Encode messages as records.
+    """Encode messages as records; a delayed message becomes the record that waits in its place.
 
     Args:
         messages: messages to publish.
         topic: topic of messages whose ``topic`` is None; None if each message must have a topic.
         encoder: encodes keys and values.
+        delays: declared delays; None if there are none.
         key: encoded key of messages whose ``key`` is not given.
 
     Raises:
-        PublishError: a message cannot be encoded, or has no topic or an invalid one.
+        PublishError: a message cannot be encoded, has no topic or an invalid one, or cannot be delayed as it demands.
         SchemaRegistryError: a schema could not be fetched.
     """
     encoded: list[OutgoingRecord] = []
@@ -76,5 +82,11 @@ async def encode_messages(
         is_key_given = message.key is not UNSET
         details = (message.headers, message.partition, message.timestamp_ms)
         record = await encoder.encode(to, message.value, message.key if is_key_given else None, details)
-        encoded.append(record if is_key_given or key is None else msgspec.structs.replace(record, key=key))
+        if not is_key_given and key is not None:
+            record = msgspec.structs.replace(record, key=key)
+        if message.delay_ms is not None or message.at is not None:
+            if delays is None:
+                raise undeclared(encoder.where)
+            record = delays.delayed(record, message.delay_ms, message.at, encoder.where)
+        encoded.append(record)
     return encoded

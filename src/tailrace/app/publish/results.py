@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from tailrace.app.publish.delays import PublishDelays
 from tailrace.app.publish.encoding import encode_messages, messages_in
 from tailrace.codecs.protocols import AnyCodec
 from tailrace.errors import PublishError, PublishTimeoutError
@@ -112,7 +113,11 @@ async def publish_one(publisher: Publisher, record: OutgoingRecord, trace: Heade
 
 
 async def encode_in_time(
-    messages: Iterable[Message], topic: str | None, encoder: RecordEncoder, timeout_s: float
+    messages: Iterable[Message],
+    topic: str | None,
+    encoder: RecordEncoder,
+    delays: PublishDelays | None,
+    timeout_s: float,
 ) -> list[OutgoingRecord]:
     """Encode messages as ``encode_messages`` does; outside of handlers, fetch schemas for at most ``timeout_s``.
 
@@ -121,10 +126,10 @@ async def encode_in_time(
         PublishError, SchemaRegistryError: see ``encode_messages``.
     """
     if encoder.is_immediate or _task.get() is not None:
-        return await encode_messages(messages, topic, encoder)
+        return await encode_messages(messages, topic, encoder, delays)
     try:
         async with asyncio.timeout(timeout_s):
-            return await encode_messages(messages, topic, encoder)
+            return await encode_messages(messages, topic, encoder, delays)
     except TimeoutError:
         raise PublishTimeoutError(
             f"{encoder.where}no schema within {timeout_s:g} s; the message was not sent, and is not stored - check"
@@ -158,10 +163,14 @@ class ResultPublisher:
         codec: encodes results.
         topic: topic of results that have no topic; None to publish only results that are a ``Message`` with a topic.
         where: name of the handler in errors.
+        delays: declared delays of the app; None if there are none.
     """
 
-    def __init__(self, publisher: Publisher, codec: AnyCodec, topic: str | None, where: str) -> None:
+    def __init__(
+        self, publisher: Publisher, codec: AnyCodec, topic: str | None, where: str, delays: PublishDelays | None
+    ) -> None:
         self._publisher, self._topic, self._encoder = publisher, topic, RecordEncoder(codec, where=where)
+        self._delays = delays
 
     async def publish(self, results: Iterable[tuple[object, Headers]], key: bytes | None = None) -> None:
         """Publish results, each with its trace, and wait until all are acknowledged.
@@ -177,7 +186,7 @@ class ResultPublisher:
         records: list[tuple[OutgoingRecord, Headers]] = []
         for result, trace in results:
             if messages := messages_in(result, publish_values=self._topic is not None):
-                encoded = await encode_messages(messages, self._topic, self._encoder, key)
+                encoded = await encode_messages(messages, self._topic, self._encoder, self._delays, key)
                 records += [(record, trace) for record in encoded]
         await gather_in_order([publish_one(self._publisher, record, trace) for record, trace in records])
 

@@ -1,11 +1,13 @@
 """Creation of a group's retry, dead-letter and replay topics, with as many partitions and replicas as their origins.
 
 The origins of such a topic are the handlers' topics whose records it may contain. The topics are created when the group
-starts or, for an origin that does not exist then, when a member is first assigned a partition of the origin.
+starts or, for an origin that does not exist then, when a member is first assigned a partition of the origin. Topics of
+delayed messages are created earlier, as start hooks may publish; they have as many partitions as the largest of the
+handlers' topics, or one.
 
-A topic that cannot be created is reported before the first record fails. If a retry topic cannot be created at the
-start, the start fails, because records could not be retried. Without a dead-letter topic, the group works, but records
-that have failed for good wait in their lanes.
+A topic that cannot be created is reported before the first record fails. If a retry topic or a topic of delayed
+messages cannot be created at the start, the start fails, because records could not be retried or delayed. Without a
+dead-letter topic, the group works, but records that have failed for good wait in their lanes.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ from tailrace.observe.events import ReplayTopicMissing, TopicCreated, TopicMissi
 from tailrace.observe.hooks import Observer
 from tailrace.records import TopicPartition
 
-__all__ = ["LaterTopics", "create_group_topics", "create_topics_of"]
+__all__ = ["LaterTopics", "create_delay_topics", "create_group_topics", "create_topics_of"]
 
 _WAIT_S = 5.0
 """Seconds to wait until topics appear in the metadata; after the start of the group, also until a broker answers."""
 _RETAINED_FOREVER = {"cleanup.policy": "delete", "retention.ms": -1}
 _PUBLISH_ADVICE = "create it, or correct publish=, unless the brokers create topics automatically"
 _RETAINED_BY_DEFAULT = {"cleanup.policy": "delete"}
+_RETAINED_AFTER_DELAY_MS = 7 * 86_400_000
+"""Time in milliseconds for which a topic of delayed messages retains them after they are due."""
 
 
 async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: Observer) -> frozenset[str]:
@@ -79,6 +83,29 @@ async def create_group_topics(config: ConsumerConfig, routes: Routes, observer: 
         for name in _unknown_topics(cluster, published):
             observer.emit(TopicMissing(name, f"{published[name]} has publish={name!r}", _PUBLISH_ADVICE))
         return _all_origins(retries, dead_letters).intersection(cluster.topology.topics)
+
+
+async def create_delay_topics(config: ConsumerConfig, routes: Routes, observer: Observer) -> None:
+    """Create the missing topics in which delayed messages of a group wait; they must exist when a message is published.
+
+    Raises:
+        BrokerError: a topic does not exist and cannot be created.
+        BrokerConnectionError: no broker answers within ``start_timeout_ms``.
+    """
+    delays_ms = routes.publish_delays_ms
+    with closing(Cluster(config, observer)) as cluster:
+        cluster.watch(routes, {*delays_ms, *routes.topics})
+        await cluster.reach(config.start_timeout_ms / 1000)
+        await cluster.retrying(cluster.refresh, timeout_s=_WAIT_S, what="looking for the topics of publish_delays_ms")
+        handled = routes.topics - delays_ms.keys()
+        existing = [one for name, one in cluster.topology.topics.items() if name in handled]
+        for name in _unknown_topics(cluster, delays_ms):
+            topic_config = {**_RETAINED_BY_DEFAULT, "retention.ms": delays_ms[name] + _RETAINED_AFTER_DELAY_MS}
+            if error := await _create(cluster, name, existing, topic_config, observer):
+                count = _partitions(existing)
+                noun = "partition" if count == 1 else "partitions"
+                advice = f"create it with {count} {noun}, or permit this app to create topics"
+                raise broker_error(error.code, f"{name!r} of publish_delays_ms does not exist - {advice}") from error
 
 
 async def create_topics_of(config: ConsumerConfig, routes: Routes, topics: Collection[str], observer: Observer) -> None:
@@ -148,9 +175,12 @@ async def _create(
 ) -> BrokerError | None:
     """Create a topic with as many partitions and replicas as its largest origin; return the brokers' error or None.
 
+    Without an origin, create it with one partition and the brokers' default number of replicas.
+
     If another member has created the topic in the meantime, return None.
     """
-    partitions, replicas = _partitions(existing), max(len(one.partitions[0].replicas) for one in existing)
+    partitions = _partitions(existing)
+    replicas = max((len(one.partitions[0].replicas) for one in existing), default=-1)
     try:
         await create_topic(cluster, name, partitions, replication_factor=replicas or -1, config=config)
     except BrokerError as error:
@@ -160,7 +190,7 @@ async def _create(
 
 
 def _partitions(existing: Sequence[TopicInfo]) -> int:
-    return max(len(one.partitions) for one in existing)
+    return max((len(one.partitions) for one in existing), default=1)
 
 
 def _advice(existing: Sequence[TopicInfo]) -> str:

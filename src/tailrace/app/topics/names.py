@@ -1,4 +1,4 @@
-"""Names of a group's retry, replay and dead-letter topics: they are built from templates, and parsed.
+"""Names of a group's own topics, such as its retry topics: they are built from templates, and parsed.
 
 This module does no I/O.
 """
@@ -17,11 +17,13 @@ from tailrace.errors import ConfigurationError
 
 __all__ = [
     "DEAD",
+    "DELAYED",
     "REPLAY",
     "RETRY",
     "NameForm",
     "RetryTopic",
     "delay_name",
+    "publish_delay_topic",
     "retry_topic",
     "retry_topics_of",
     "topic_name",
@@ -30,6 +32,7 @@ __all__ = [
 DEAD = "{topic}.{group}.dead"
 RETRY = "{topic}.{group}.retry.{delay}"
 REPLAY = "{topic}.{group}.replay"
+DELAYED = "{group}.delayed-publish.{delay}"
 
 _FIELDS = ("topic", "group", "delay")
 _UNITS = ((3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms"))
@@ -149,6 +152,15 @@ def delay_name(delay_ms: int) -> str:
 def retry_topic(origin: str, group_id: str, delay_ms: int) -> str:
     """Return the name of a group's retry topic for records of the topic ``origin``."""
     return topic_name(RETRY, topic=origin, group=group_id, delay=delay_name(delay_ms))
+
+
+def publish_delay_topic(group_id: str, delay_ms: int) -> str:
+    """Return the name of the topic in which messages of a group's app wait for a declared delay.
+
+    Raises:
+        ConfigurationError: the name is too long.
+    """
+    return topic_name(DELAYED, topic="", group=group_id, delay=delay_name(delay_ms))
 
 
 def retry_topics_of(handlers: Iterable[Handler], group_id: str) -> dict[str, RetryTopic]:

@@ -1,11 +1,11 @@
 """Assignment of topics to the handlers of a group.
 
 Handlers read topics by name or by pattern. A group's own topics are the retry topics and replay topics from which its
-handlers also receive records.
+handlers also receive records, and the topics in which delayed messages wait.
 
 If a pattern selects a topic, it does not select the retry, replay and dead-letter topics of that topic, whether they
-belong to this group or another one. Otherwise a handler would receive its own dead letters again and again, and records
-that another group retries.
+belong to this group or another one; and it never selects topics of delayed messages. Otherwise a handler would receive
+its own dead letters again and again, and records that another group retries.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from tailrace.app.handlers import Handler
-from tailrace.app.topics.names import DEAD, REPLAY, RETRY, NameForm, RetryTopic, retry_topics_of, topic_name
+from tailrace.app.topics.names import DEAD, DELAYED, REPLAY, RETRY, NameForm, RetryTopic, retry_topics_of, topic_name
 from tailrace.errors import ConfigurationError
 
 __all__ = ["HandlerTopics", "Routes"]
@@ -26,6 +26,8 @@ class Routes:
     Attributes:
         handlers: handlers of the group; ``receivers`` returns indices of this list.
         retries: retry topics of the group, by name.
+        publish_delays_ms: delays in milliseconds of the topics in which delayed messages wait, by name.
+        delays_ms: delays in milliseconds of all topics whose records wait, by name.
 
     Raises:
         ConfigurationError: two handlers read the same topic and one of them has no ``when=``, or a topic template is
@@ -35,10 +37,21 @@ class Routes:
     def __init__(self, group_id: str, handlers: Iterable[Handler]) -> None:
         self.group_id, self.handlers = group_id, list(handlers)
         self.retries: Mapping[str, RetryTopic] = retry_topics_of(self.handlers, group_id)
+        self.publish_delays_ms: Mapping[str, int] = {
+            topic: delay_ms for one in self.handlers for topic, delay_ms in one.delays_ms.items()
+        }
+        self.delays_ms: Mapping[str, int] = {
+            **{name: one.delay_ms for name, one in self.retries.items()},
+            **self.publish_delays_ms,
+        }
         self._handler_topics = [HandlerTopics(one, group_id) for one in self.handlers]
         self._replay_form = NameForm(REPLAY, group=group_id)
         replays = {topic_name(REPLAY, topic=topic, group=group_id): topic for topic in self.topics}
-        self._origins = {**replays, **{name: one.origin for name, one in self.retries.items()}}
+        self._origins = {
+            **replays,
+            **{name: one.origin for name, one in self.retries.items()},
+            **{name: name for name in self.publish_delays_ms},
+        }
         self._origin_cache: dict[str, str | None] = {}
         """Results of ``_origin``."""
         for number, handler_topics in enumerate(self._handler_topics):
@@ -53,7 +66,7 @@ class Routes:
 
     @property
     def own_topics(self) -> frozenset[str]:
-        """Retry and replay topics for the topics that handlers read by name."""
+        """Retry and replay topics for the topics that handlers read by name, and topics of delayed messages."""
         return frozenset(self._origins)
 
     @property
@@ -143,6 +156,7 @@ class HandlerTopics:
         self.handler = handler
         templates = {REPLAY, RETRY, DEAD} | ({handler.dead_letter} if handler.dead_letter else set())
         self._own_topic_forms = [form for one in templates for form in (NameForm(one), NameForm(one, group=group_id))]
+        self._own_topic_forms.append(NameForm(DELAYED))
 
     def __contains__(self, topic: str) -> bool:
         pattern = self.handler.pattern

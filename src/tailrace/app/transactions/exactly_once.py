@@ -155,7 +155,7 @@ class GroupTransactions:
         self._source, self._partitions, self._producer, self._observer = source, partitions, producer, observer
         self._handler_group, self._group_view = partitions.handler_group, source.group_view()
         self._settings, self._window = settings, Window(settings)
-        self._deferred_records = DeferredRecords(source.routes.retries, self._wait_s)
+        self._deferred_records = DeferredRecords(source.routes.delays_ms, self._wait_s)
         self._delivery = TransactionDelivery(source, self._group_view, partitions, self._deferred_records, self._window)
         self.failure_counts = FailureCounts()
         self.refusals = RefusedRecords()
@@ -475,8 +475,8 @@ class GroupTransactions:
     # ---- inside ----------------------------------------------------------------------------------------------
 
     def _wait_s(self, record: Record) -> float:
-        """Return the seconds until a record of a retry topic is due, at most the delay of the topic."""
-        delay_ms, now_ms = self._source.routes.retries[record.topic].delay_ms, int(self._source.wall_clock() * 1000)
+        """Return the seconds until a record that waits for a delay is due, at most the delay of its topic."""
+        delay_ms, now_ms = self._source.routes.delays_ms[record.topic], int(self._source.wall_clock() * 1000)
         return wait_ms(due_at(record), written_at_ms=record.timestamp, delay_ms=delay_ms, now_ms=now_ms) / 1000
 
     def _report_stall(self, seconds: float) -> None:

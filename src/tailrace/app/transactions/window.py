@@ -281,19 +281,19 @@ class DeferredRecords:
     other record be handled again. Until it is finished, later records of its partition are not delivered. At most one
     record of each partition is deferred.
 
-    The due time of a record in a retry topic is set when the record is first read, on the clock of the event loop. If
-    the wall clock is set back later, the record therefore does not wait longer than the delay of its topic.
+    The due time of a record that waits for a delay is set when the record is first read, on the clock of the event
+    loop. If the wall clock is set back later, the record therefore does not wait longer than the delay of its topic.
 
     Args:
-        retry_topics: names of the group's retry topics; their records are delivered when they are due.
-        wait_s: returns the seconds until a record of a retry topic is due.
+        delay_topics: names of the group's topics whose records are delivered when they are due.
+        wait_s: returns the seconds until such a record is due.
     """
 
-    def __init__(self, retry_topics: Collection[str], wait_s: Callable[[Record], float]) -> None:
-        self._retry_topics, self._wait_s = retry_topics, wait_s
+    def __init__(self, delay_topics: Collection[str], wait_s: Callable[[Record], float]) -> None:
+        self._delay_topics, self._wait_s = delay_topics, wait_s
         self._deferred: dict[TopicPartition, _DeferredRecord] = {}
         self._due: dict[TopicPartition, dict[int, float]] = {}
-        """Due times by offset of the uncommitted records that were read from retry topics."""
+        """Due times by offset of the uncommitted records that were read from these topics."""
 
     def __len__(self) -> int:
         return len(self._deferred)
@@ -319,7 +319,7 @@ class DeferredRecords:
     def note_read(self, records: Sequence[Record], now: float) -> None:
         """Set the due times of records of one partition that the consumer has returned, unless they are set already."""
         partition = records[0].topic_partition
-        if partition.topic in self._retry_topics:
+        if partition.topic in self._delay_topics:
             due = self._due.setdefault(partition, {})
             for record in records:
                 if record.offset not in due:
@@ -338,7 +338,7 @@ class DeferredRecords:
 
     def may_hold_back(self, partition: TopicPartition) -> bool:
         """Return True if records of a partition may have to wait; ``first_of`` decides for each record."""
-        return bool(self._deferred) or partition.topic in self._retry_topics
+        return bool(self._deferred) or partition.topic in self._delay_topics
 
     def room(self, partition: TopicPartition, delivered: int | None, room: int, now: float, *, is_open: bool) -> int:
         """Return how many records of a partition may be delivered.

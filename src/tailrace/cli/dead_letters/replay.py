@@ -26,7 +26,8 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from tailrace.admin.topics import create_topic
-from tailrace.app.failures.dead_letters import PREFIX, DeadLetter, ForwardedRecord, Origin, replay_record
+from tailrace.app.added_headers import PREFIX
+from tailrace.app.failures.dead_letters import DeadLetter, ForwardedRecord, Origin, replay_record
 from tailrace.app.topics.names import DEAD, REPLAY, topic_name
 from tailrace.cli.dead_letters import DeadLetterPosition, position_of
 from tailrace.context_managers import asynccontextmanager

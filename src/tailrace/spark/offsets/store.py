@@ -28,7 +28,7 @@ from tailrace.admin.offsets import (
 )
 from tailrace.admin.topics import partitions_of
 from tailrace.app.handlers import Handler
-from tailrace.app.topics.creation import create_group_topics
+from tailrace.app.topics.creation import create_delay_topics, create_group_topics
 from tailrace.app.topics.routes import Routes
 from tailrace.config import ConsumerConfig
 from tailrace.core.offset_map import EncodedMetadata, OffsetMap, encode_metadata
@@ -279,12 +279,15 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
     # ---- changes -----------------------------------------------------------------------------------------------
 
     def create_topics(self, handlers: Iterable[Handler]) -> None:
-        """Create missing retry topics and dead-letter topics, as the app does.
+        """Create missing retry topics, dead-letter topics and topics of delayed messages, as the app does.
 
         Raises:
-            BrokerError: a retry topic cannot be created.
+            BrokerError: a retry topic, or a topic of delayed messages, cannot be created.
         """
-        self._thread.call(create_group_topics(self._config, Routes(self.group_id, handlers), self._observer))
+        routes = Routes(self.group_id, handlers)
+        if routes.publish_delays_ms:
+            self._thread.call(create_delay_topics(self._config, routes, self._observer))
+        self._thread.call(create_group_topics(self._config, routes, self._observer))
 
     def commit(
         self, offsets: Mapping[TopicPartition, PartitionCommit], text: str, *, may_go_back: bool = False
