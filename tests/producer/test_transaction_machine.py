@@ -500,6 +500,17 @@ def test_an_error_with_a_commit_in_doubt_says_that_it_may_have_succeeded(event):
     assert "it is not known whether the last commit has succeeded" in str(one.error)
 
 
+def test_a_commit_that_is_refused_at_once_is_not_in_doubt():
+    """If the first EndTxn is answered with a fenced epoch, as after a timeout, nothing was committed."""
+    one = member_in(ProducerState.COMMITTING)
+    effects_after(one, SETTLED, OffsetsAdded(), OffsetsStored())
+
+    effects_after(one, ProducerFenced("EndTxn: INVALID_TXN_STATE"), now=NOW + 61.0)
+
+    assert "took 61.0 s" in str(one.error)
+    assert "not known" not in str(one.error)
+
+
 def test_an_abort_that_takes_too_long_is_left_to_the_next_call():
     """An abort that times out reports its cause, if any, and continues with the next transaction or abort."""
     asked_for, forced = member_in(ProducerState.IN_TRANSACTION), aborting()

@@ -568,6 +568,8 @@ class _OpenTransaction:
     """True if the coordinator has acknowledged the transaction."""
     is_end_sent: bool = False
     """True once EndTxn was sent."""
+    is_end_repeated: bool = False
+    """True once EndTxn was sent again, because the first attempt was not answered, or its answer was not final."""
     cause: TailraceError | None = None
     """Cause of the abort, to report when the abort is complete; None if the user asked for the abort."""
 
@@ -780,7 +782,9 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         # In answer to InitProducerId, no transaction is open.
         open_s = None if self.state is ProducerState.UNINITIALIZED else self._open_s(now)
         self.has_timed_out = open_s is not None and open_s >= self._settings.transaction_timeout_s
-        self._stop(fenced_error(self._settings, open_s, self._doubt, event.reason))
+        # This is an answer: without an earlier attempt, it says that the transaction is not committed.
+        doubt = self._doubt if self._transaction.is_end_repeated else ""
+        self._stop(fenced_error(self._settings, open_s, doubt, event.reason))
 
     def fail(self, event: TransactionFailed | MustAbort | NoOpenTransaction, _now: float) -> ProducerState:
         """Stop, because the request would fail again."""
@@ -803,7 +807,9 @@ class TransactionMachine(StateMachine[ProducerState, TransactionEvent, Effect]):
         if timeout_s is not None and (effect := self._next_effect(state, timeout_s)) is not None:
             if isinstance(effect, _FIRST_EFFECTS) and self._transaction.known_at is None:
                 self._transaction.known_at = now
-            self._transaction.is_end_sent |= isinstance(effect, SendEnd)
+            if isinstance(effect, SendEnd):
+                self._transaction.is_end_repeated |= self._transaction.is_end_sent
+                self._transaction.is_end_sent = True
             self._pending.awaited = effect
             self._effects.append(effect)
 
