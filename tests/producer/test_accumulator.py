@@ -163,6 +163,29 @@ def test_a_batch_that_is_not_full_waits_for_linger():
     assert len(bench.take()) == 1
 
 
+def test_a_delay_is_told_once_until_a_batch_is_stored():
+    """A partition is delayed if a batch was sent or due long ago and none was stored since; it is returned once."""
+    bench = Bench(linger_s=5.0, limit=10)
+    bench.append(1)
+    bench.now += 6.0
+    (batch,) = bench.take()
+
+    def delays() -> list[tuple[TopicPartition, str]]:
+        return bench.accumulator.take_delays(bench.now - 3.0)
+
+    assert delays() == []  # The batch has waited for linger_ms, and was sent just now.
+    bench.now += 3.0
+    assert delays() == [(PLACE, "")]
+    bench.answer(batch, ErrorCode.NOT_ENOUGH_REPLICAS)
+    bench.now += 10.0
+    assert delays() == []
+    (batch,) = bench.take()
+    bench.answer(batch)
+    bench.append(2)
+    bench.now += 8.0
+    assert delays() == [(PLACE, "")]
+
+
 def test_a_batch_that_is_not_full_waits_for_the_one_in_flight():
     """While a batch is in flight, an incomplete batch collects records, and is sent after the response."""
     bench = Bench(limit=10).confirmed()

@@ -270,7 +270,7 @@ async def test_waiting_records_are_reported_once(suspended, recorder):
         suspended.pause()
         futures = [await producer.enqueue("orders", b"v", partition=number % 2) for number in range(20)]
         event = await recorder.wait_for(PublishDelayed)
-        assert event == PublishDelayed("orders", "partition 0: no answer yet; and 1 other partitions")
+        assert event == PublishDelayed("orders", "partition 0: no answer yet; 2 partitions wait")
         await asyncio.sleep(1.5)
         suspended.resume()
         await asyncio.gather(*futures)
@@ -324,6 +324,20 @@ async def test_hooks_receive_events_also_with_shared_connections(own_server):
 
     assert [one.topic for one in own.of(PublishDelayed)] == ["missing"]
     assert of_cluster.of(PublishDelayed) == []
+
+
+async def test_a_producer_ends_with_the_cluster_that_it_shares(own_server):
+    """If a SharedCluster is stopped before its producer, the next calls raise soon and say what to do."""
+    async with SharedCluster(bootstrap_servers=own_server.bootstrap_servers) as cluster:
+        producer = Producer(cluster=cluster, stop_timeout_ms=1_000)
+        await producer.start()
+        await producer.send("orders", b"v")
+    async with asyncio.timeout(SOON_S):
+        for _ in range(2):
+            with pytest.raises(PublishError, match="the shared cluster was stopped before this producer - stop its"):
+                await producer.send("orders", b"v")
+        await producer.flush()
+        await producer.stop()
 
 
 async def test_the_metrics_of_a_fenced_producer_can_be_read(own_server):

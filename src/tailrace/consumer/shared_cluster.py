@@ -63,7 +63,7 @@ class SharedCluster:
         self.cluster = cluster
 
     async def stop(self) -> None:
-        """Close all connections; the consumers that use the cluster must be stopped first."""
+        """Close all connections; the consumers and producers that use the cluster must be stopped first."""
         self._is_stopped = True
         if self.cluster is not None:
             self.cluster.close()

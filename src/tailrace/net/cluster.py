@@ -522,6 +522,11 @@ class Cluster:
         for broker in self._brokers.values():
             broker.close_owned(owner)
 
+    @property
+    def is_closed(self) -> bool:
+        """True after ``close()``."""
+        return self._is_closed
+
     def close(self) -> None:
         """Close all connections; later requests raise NodeNotConnectedError."""
         self._is_closed = True

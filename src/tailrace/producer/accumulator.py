@@ -770,6 +770,8 @@ class PartitionQueue:
         if self.is_idempotent and not batch.was_sent:
             batch.producer, batch.sequence = self.producer, self._sequence
             self._sequence = (self._sequence + len(batch.tickets)) & _LAST_SEQUENCE
+        if batch.sent_at is None:
+            batch.sent_at = now
         in_flight.append(batch)
         return batch
 
@@ -855,12 +857,14 @@ class PartitionQueue:
         return min((batch.deadline for batch in self.batches() if not batch.has_failed), default=None)
 
     def is_delayed(self, before: float, linger_s: float) -> bool:
-        """Return True if a batch was due at ``before``, none was stored since, and this was not reported yet."""
+        """Return True if a batch was sent or due at ``before``, none was stored since, and this was not reported."""
         if self.is_delay_reported or self._stored_at > before:
             return False
-        if any(batch.opened_at <= before for batch in chain(self.in_flight, self.waiting)):
-            return True
-        return self.open_batch is not None and self.open_batch.opened_at + linger_s <= before
+        return any(
+            (batch.opened_at + linger_s if batch.sent_at is None else batch.sent_at) <= before
+            for batch in self.batches()
+            if not batch.has_failed
+        )
 
     def _insert(self, batch: PendingBatch) -> None:
         index = 0

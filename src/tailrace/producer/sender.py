@@ -363,8 +363,7 @@ class RecordSender:
         for leader, batches in accumulator.take_requests(now, self._leader_of, self._max_requests):
             for batch in batches:
                 self.on_batch(batch.partition.topic)
-                if batch.sent_at is None:
-                    batch.sent_at = now
+                if batch.sent_at == now:
                     self._queue_times.note(now - batch.opened_at)
             if not self._post(leader, batches):
                 write = self._tasks.create_task(self._write(leader, batches))
@@ -626,17 +625,22 @@ class RecordSender:
                 # Records fail with this error when they are sent. Try again, because the credentials may become valid.
                 await asyncio.sleep(self._settings.backoff.longest_s)
 
-    async def _report_delays(self) -> NoReturn:
-        """Report the topics whose records wait, once until one of them is stored."""
+    async def _report_delays(self) -> None:
+        """Report the topics whose records wait, once until one of them is stored; end with a shared cluster."""
         while True:
             await asyncio.sleep(_DELAY_CHECK_S)
+            if self._cluster.is_closed:
+                self._end(
+                    PublishError("the shared cluster was stopped before this producer - stop its producers first")
+                )
+                return
             by_topic: defaultdict[str, list[str]] = defaultdict(list)
             for partition, error in self._accumulator.take_delays(self._loop.time() - _DELAYED_S):
                 cause = error or ("it has no leader" if self._leader_of(partition) < 0 else "no answer yet")
                 by_topic[partition.topic].append(f"partition {partition.partition}: {cause}")
             for topic, found in by_topic.items():
-                others = f"; and {len(found) - 1} other partitions" if len(found) > 1 else ""
-                self.observer.emit(PublishDelayed(topic, f"{found[0]}{others}"))
+                how_many = f"; {len(found)} partitions wait" if len(found) > 1 else ""
+                self.observer.emit(PublishDelayed(topic, f"{found[0]}{how_many}"))
 
     async def _renew_producer_id(self) -> None:
         try:
