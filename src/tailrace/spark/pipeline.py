@@ -67,7 +67,7 @@ class SparkPipeline:
         if type(spark).__module__.startswith("pyspark.sql.connect") or not hasattr(spark, "_jsc"):
             raise ConfigurationError(
                 "a Spark Connect session gives no access to the checkpoint and the listener that a pipeline needs"
-                " - use a classic session: SparkSession.builder without remote()"
+                " - use results(), which needs neither, or a classic session: SparkSession.builder without remote()"
             )
         self.app = load_app(app) if isinstance(app, str) else app
         self._import_path = app if isinstance(app, str) else import_path_of(app)

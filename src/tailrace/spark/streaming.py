@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = [
     "ActiveRun",
