@@ -26,6 +26,7 @@ import tailrace
 from tailrace import App, ConfigurationError, ConsumerStateError, Message, Producer, PublishError, Record
 from tailrace.integrations.sql import OUTBOX_ID_HEADER, Inbox, Outbox
 from tailrace.observe.events import OutboxBlocked, OutboxRecovered, OutboxUnavailable
+from tailrace.producer.traces import record_trace
 from tests.support.consumer_group import until
 from tests.support.postgresql import running_postgresql
 from tests.support.topic_contents import contents_of
@@ -193,7 +194,12 @@ async def test_a_row_outside_a_transaction_is_refused(new_database):
         three = stack.enter_context(contextlib.closing(sqlite3.connect(sqlite.path, isolation_level=None)))
         four = await stack.enter_async_context(alchemy.engine.connect())
         await four.execution_options(isolation_level="AUTOCOMMIT")
-        for connection in (one, two, three, four):
+        engine = create_async_engine(
+            alchemy.url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT"
+        )
+        stack.push_async_callback(engine.dispose)
+        five = await stack.enter_async_context(AsyncSession(engine))
+        for connection in (one, two, three, four, five):
             with pytest.raises(ConsumerStateError, match="in no transaction"):
                 await outbox.add(connection, message)
             with pytest.raises(ConsumerStateError, match="in no transaction"):
@@ -288,6 +294,106 @@ async def test_a_record_that_cannot_be_published_blocks_only_its_key(
     assert len(recorder.of(OutboxBlocked)) == 1
 
 
+async def test_a_record_has_the_trace_of_its_transaction(new_database, producer, new_topic, witness):
+    """A record has the trace that was active when it was added, not the one that was active when the relay started."""
+    database, topic, outbox = new_database("aiosqlite"), new_topic(1), Outbox()
+    async with database.transaction() as connection:
+        token = record_trace.set([("traceparent", b"00-11111111111111111111111111111111-1111111111111111-01")])
+        await outbox.add(connection, Message(b"traced", key="k", topic=topic))
+        record_trace.reset(token)
+        await outbox.add(connection, Message(b"other", key="k", topic=topic))
+    record_trace.set([("traceparent", b"00-22222222222222222222222222222222-2222222222222222-01")])
+    async with outbox.relay(producer, database.connect):
+        await database.until_rows(0)
+
+    traces = {
+        one.value(): dict(one.headers()).get("traceparent", b"")[3:5] for one in await contents_of(witness, topic)
+    }
+    assert traces == {b"traced": b"11", b"other": b""}
+
+
+async def test_a_relay_keeps_no_snapshot_while_it_publishes(new_database, kafka_server, new_topic):
+    """Even if the database's default is REPEATABLE READ, the transaction of a batch does not hold back vacuum.
+
+    asyncpg keeps the snapshot of the last statement until the next one.
+    """
+    database, topic, outbox = new_database("psycopg"), new_topic(1), Outbox()
+    name = database.url.rpartition("/")[2]
+    database.execute(f"ALTER DATABASE {name} SET default_transaction_isolation TO 'repeatable read'")
+    async with database.transaction() as connection:
+        await outbox.add(connection, Message(b"v", key="k", topic=topic))
+    seen = []
+
+    class WatchedProducer(Producer):
+        async def publish_encoded(self, record):
+            snapshots = "SELECT backend_xmin FROM pg_stat_activity"
+            seen.extend(database.execute(f"{snapshots} WHERE state = 'idle in transaction' AND datname = '{name}'"))
+            return await super().publish_encoded(record)
+
+    async with (
+        WatchedProducer(bootstrap_servers=kafka_server.bootstrap_servers) as producer,
+        outbox.relay(producer, database.connect),
+    ):
+        await database.until_rows(0)
+
+    assert seen == [(None,)]
+
+
+async def test_a_key_with_many_rows_does_not_keep_other_keys_waiting(new_database, producer, new_topic, witness):
+    """A row behind thousands of rows of another key is published before them, and their order remains."""
+    database, topic, outbox = new_database("asyncpg"), new_topic(1), Outbox()
+    async with database.transaction() as connection:
+        await outbox.add(connection, *(Message(b"%d" % number, key="hot", topic=topic) for number in range(1_000)))
+    async with database.transaction() as connection:
+        await outbox.add(connection, Message(b"v", key="other", topic=topic))
+    async with outbox.relay(producer, database.connect, batch_size=50):
+        await database.until_rows(0)
+
+    found = await contents_of(witness, topic)
+    assert [one.key() for one in found].index(b"other") <= 100
+    assert by_key(found)[b"hot"] == [b"%d" % number for number in range(1_000)]
+
+
+async def test_rows_that_cannot_be_deleted_are_not_published_again(
+    new_database, producer, new_topic, witness, recorder
+):
+    """If the database refuses the deletion of published rows, the relay repeats the deletion, not the publishing."""
+    database, topic, outbox = new_database("psycopg"), new_topic(), Outbox(hooks=[recorder])
+    database.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'full'; END $$;"
+        "CREATE TRIGGER refuse BEFORE DELETE ON tailrace_outbox EXECUTE FUNCTION refuse()"
+    )
+    async with database.transaction() as connection:
+        await outbox.add(connection, *(Message(b"%d" % number, key="k", topic=topic) for number in range(3)))
+    # The batches are full of a key that the next batch leaves to other keys.
+    async with outbox.relay(producer, database.connect, poll_interval_ms=10, batch_size=2):
+        unavailable = await recorder.wait_for(OutboxUnavailable)
+        database.execute("DROP TRIGGER refuse ON tailrace_outbox")
+        await database.until_rows(0)
+
+    assert "full" in unavailable.error
+    assert by_key(await contents_of(witness, topic)) == {b"k": [b"0", b"1", b"2"]}
+
+
+async def test_a_relay_waits_for_a_transaction_of_its_own_event_loop(
+    new_database, producer, new_topic, witness, recorder
+):
+    """While another connection of sqlite3 has SQLite's write lock, the relay waits without blocking the event loop."""
+    database, topic, outbox = new_database("sqlite3"), new_topic(1), Outbox(hooks=[recorder])
+    async with database.transaction() as connection:
+        await outbox.add(connection, Message(b"v", key="k", topic=topic))
+    with contextlib.closing(sqlite3.connect(database.path, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        async with outbox.relay(producer, database.connect, poll_interval_ms=10):
+            while not await contents_of(witness, topic):  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.01)
+            writer.execute("COMMIT")
+            await database.until_rows(0)
+
+    assert by_key(await contents_of(witness, topic)) == {b"k": [b"v"]}
+    assert recorder.of(OutboxUnavailable) == []
+
+
 async def test_a_lost_connection_to_the_database_is_replaced(new_database, producer, new_topic, witness, recorder):
     """After PostgreSQL has ended its connection, the relay emits one event, reconnects and goes on."""
     database, topic, outbox = new_database("psycopg"), new_topic(), Outbox(hooks=[recorder])
@@ -321,6 +427,10 @@ async def test_wrong_arguments_of_an_outbox_say_what_to_do(new_database, produce
             await Outbox().add(connection, Message(b"v", topic="t"), Message(b"v"))
         with pytest.raises(PublishError, match="an Outbox cannot delay a Message"):
             await Outbox().add(connection, Message(b"v", topic="t", delay_ms=5))
+        with pytest.raises(PublishError, match="must be a list of Message objects, not of Order"):
+            await Outbox().add(connection, Order(1))
+        with pytest.raises(PublishError, match="may contain only"):
+            await Outbox().add(connection, Message(b"v", topic="a b"))
         with pytest.raises(PublishError, match="cannot be encoded"):
             await Outbox().add(connection, Message(b"v", topic="t"), Message({1, object()}, topic="t"))
         assert (await connection.execute(text("SELECT count(*) FROM tailrace_outbox"))).scalar() == 0
@@ -333,6 +443,12 @@ async def test_wrong_arguments_of_an_outbox_say_what_to_do(new_database, produce
         await enter(producer, database.connect, batch_size=0)
     with pytest.raises(ConsumerStateError, match="not started"):
         await enter(Producer(bootstrap_servers=kafka_server.bootstrap_servers), database.connect)
+    with pytest.raises(ConfigurationError, match="needs acks='all'"):
+        async with Producer(bootstrap_servers=kafka_server.bootstrap_servers, acks=1) as unsafe:
+            await enter(unsafe, database.connect)
+    with pytest.raises(ConfigurationError, match="without transactional_id"):
+        async with Producer(bootstrap_servers=kafka_server.bootstrap_servers, transactional_id="x") as transactional:
+            await enter(transactional, database.connect)
     autocommit = database.engine.execution_options(isolation_level="AUTOCOMMIT")
     with pytest.raises(ConfigurationError, match="not in autocommit mode"):
         await enter(producer, autocommit.connect)

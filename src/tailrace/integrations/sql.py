@@ -19,6 +19,7 @@ import sqlite3
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
@@ -36,7 +37,7 @@ from tailrace.core.cluster_metadata import topic_name_fault
 from tailrace.errors import ConfigurationError, ConsumerStateError, PublishError, TailraceError
 from tailrace.observe.events import OutboxBlocked, OutboxRecovered, OutboxUnavailable
 from tailrace.observe.hooks import Hook, Observer
-from tailrace.producer.encoding import Message, RecordEncoder, check_not_delayed
+from tailrace.producer.encoding import Message, RecordEncoder, check_not_delayed, messages_of
 from tailrace.producer.producer import Producer
 from tailrace.producer.publisher import OutgoingRecord
 from tailrace.producer.traces import current_trace, with_trace
@@ -62,6 +63,8 @@ OUTBOX_ID_HEADER: Final = "tailrace-outbox-id"
 
 _MAX_BLOCKED_KEYS = 1_000
 """Number of keys that wait for a retry at which the relay reads no other keys, such as while no broker answers."""
+_MAX_CROWDED_KEYS = 10
+"""Maximum number of keys of which a batch reads no rows because they had many rows of the batch before."""
 _BATCH_S = 0.25
 """Time in seconds after which a batch publishes no further rows, so that stored rows are deleted soon."""
 _STATEMENT_S = 30.0
@@ -150,14 +153,14 @@ class Outbox:
             messages: records, each with a topic.
 
         Raises:
-            PublishError: a message has no topic, or cannot be encoded.
+            PublishError: a message has no topic or an illegal one, or cannot be encoded.
             SchemaRegistryError: a schema could not be fetched.
             ConsumerStateError: the connection is in no transaction.
             ConfigurationError: the driver or database is not supported.
         """
         database = _database(connection)
         await database.check_transaction()
-        rows = [await self._row_of(message) for message in messages]
+        rows = [await self._row_of(message) for message in messages_of(messages)]
         # Calls that lock several keys lock them in the same order.
         for lane, record in sorted(rows, key=lambda row: row[0]):
             headers = msgspec.json.encode(record.headers).decode()
@@ -236,7 +239,7 @@ class Outbox:
         limits = {"poll_interval_ms": poll_interval_ms, "batch_size": batch_size, "takeover_ms": takeover_ms}
         for name, value in limits.items():
             _check_positive(name, value)
-        return Relay(self, producer, connect, Observer(self._hooks, outbox=self.table), limits)
+        return Relay(self, producer, connect, Observer(self._hooks), limits)
 
     async def backlog(self, connection: DatabaseConnection) -> Backlog:
         """Return the number and age of the rows that are not published yet; the query reads all of them.
@@ -385,8 +388,8 @@ class Relay:
         self._batch_ends = 0.0
         """Time from which the current batch publishes no further rows."""
         self._blocked: dict[int, _BlockedKey] = {}
-        self._unfinished: set[int] = set()
-        """Keys of which the last batch has not published all rows, for want of time."""
+        self._crowded: set[int] = set()
+        """Keys with many of the rows of the last batch, of which the next batch reads no rows."""
         self._stored: set[bytes] = set()
         """Record ids of published rows that are not deleted yet."""
         self._is_reported = False
@@ -480,21 +483,27 @@ class Relay:
         if not await self._lock(database):
             await self._statement(database.commit)
             return False
-        # Rows of a key that fill one batch after another do not keep other keys waiting.
-        unfinished, self._unfinished = self._unfinished, set()
-        rows = await self._read(database, waiting | unfinished)
-        if len(rows) < self._batch_size and not unfinished:
+        # A key with thousands of rows does not keep other keys waiting: every other batch is theirs.
+        crowded = self._crowded
+        rows = await self._read(database, waiting | crowded)
+        counts = Counter(row.lane for row in rows)
+        is_full = len(rows) == self._batch_size
+        if not is_full and not crowded:
             # Rows that are gone, for example because someone has deleted them, block nothing.
-            for lane in self._blocked.keys() - waiting - {row.lane for row in rows}:
+            for lane in self._blocked.keys() - waiting - counts.keys():
                 del self._blocked[lane]
         await self._publish(database, [row for row in rows if row.record_id not in self._stored])
-        stored = [row.id for row in rows if row.record_id in self._stored]
+        stored = [row for row in rows if row.record_id in self._stored]
         if stored:
-            numbers = ", ".join(map(str, stored))
-            await self._statement(database.change, f"DELETE FROM {self._table} WHERE id IN ({numbers})")  # noqa: S608 - checked name, integers
+            ids = ", ".join(str(row.id) for row in stored)
+            await self._statement(database.change, f"DELETE FROM {self._table} WHERE id IN ({ids})")  # noqa: S608 - checked name, integers
         await self._statement(database.commit)
-        self._stored.clear()
-        return bool(unfinished or self._unfinished or (stored and len(rows) == self._batch_size))
+        self._stored.difference_update(row.record_id for row in stored)
+        if not (is_full or crowded or waiting):
+            self._stored.clear()  # rows that another relay has deleted
+        share = self._batch_size // _MAX_CROWDED_KEYS
+        self._crowded = {lane for lane, count in counts.items() if is_full and count > share}
+        return bool(crowded) or (bool(stored) and (is_full or len(stored) < len(rows)))
 
     async def _read(self, database: _Database, excluded: set[int]) -> list[_Row]:
         where = f" WHERE lane NOT IN ({', '.join(map(str, excluded))})" if excluded else ""
@@ -532,7 +541,6 @@ class Relay:
     async def _publish_lane(self, rows: Sequence[_Row], failures: list[tuple[_Row, TailraceError]]) -> None:
         for row in rows:
             if row is not rows[0] and (self._stopping.is_set() or self._clock() >= self._batch_ends):
-                self._unfinished.add(row.lane)
                 return
             # If this process hung until the transaction ended, another one may have published this row and later ones.
             if self._clock() >= self._valid_until:
