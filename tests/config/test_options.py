@@ -326,6 +326,10 @@ def test_a_producers_option_of_another_client_is_translated(old, ours):
         ({"compression_type": "gzip", "compression_level": 12}, "must be 1 to 9 with compression_type='gzip', not 12"),
         ({"linger_ms": 500, "delivery_timeout_ms": 500}, "linger_ms=500 must be less than delivery_timeout_ms=500"),
         ({"partitioner": "random"}, "partitioner must be 'murmur2', 'consistent_random', 'sticky', or a function"),
+        ({"partitioner": "murmur2_random"}, "not 'murmur2_random' - the nearest is 'murmur2'"),
+        ({"receive.message.max.bytes": 1}, "no option 'receive.message.max.bytes' - did you mean 'max_request_size'?"),
+        ({"max_buffered_byte": 1}, "no option 'max_buffered_byte' - did you mean 'buffer_memory'?"),
+        ({"socket.keepalive.enable": True}, "leave it out: connections are kept alive"),
         ({"value_serializer": "json"}, "value_serializer must be a plain function that returns bytes"),
     ],
 )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib.util
 import os
 import re
 import signal
 import sys
 import uuid
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from tailrace import Consumer
+from tailrace import Consumer, Producer
+from tailrace.config import ProducerConfig
 from tests.support.witness import Witness
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto"
@@ -97,3 +100,57 @@ def test_the_differences_that_break_programs_silently_come_first():
     assert title == "## Differences to know first"
     for name in ("seek", "pattern", "max_poll_records", "enable_auto_commit", "rebalance_listener", "getmany"):
         assert name in surprises, name
+
+
+# ---- producers -------------------------------------------------------------------------------------------------------
+
+PRODUCERS = [
+    ("aiokafka", "aiokafka", "AIOKafkaProducer"),
+    ("confluent-kafka", "confluent_kafka", "Producer"),
+    ("confluent-kafka", "confluent_kafka.aio", "AIOProducer"),
+    ("kafka-python", "kafka", "KafkaProducer"),
+]
+OF_CALLS = {"codec", "headers", "key", "partition", "timestamp_ms"}
+
+
+@pytest.mark.parametrize(("origin", "module", "name"), PRODUCERS)
+def test_the_page_names_each_method_of_another_producer(origin, module, name):
+    """Each public method of the other producer has a row, and each method and option that replaces it exists."""
+    other = getattr(pytest.importorskip(module), name)
+    text = (HOWTO / f"coming-from-{origin}.md").read_text()
+    rows = re.findall(r"^\| (.*?) \| (.*) \|$", text[text.index("Producer` answers") :], re.MULTILINE)
+    old, new = (" ".join(columns) for columns in zip(*rows, strict=True))
+
+    methods = {one for one in dir(other) if not one.startswith("_") and callable(getattr(other, one))}
+    assert not {one for one in methods if not re.search(rf"\b{one}\(", old)}
+    assert all(callable(getattr(Producer, one)) for one in re.findall(r"\bproducer\.(\w+)\(", new))
+    options = {field.name for field in dataclasses.fields(ProducerConfig)} | OF_CALLS
+    assert set(re.findall(r"\b(\w+)=", new)) <= options
+
+
+async def test_what_the_tables_of_producers_promise(kafka_server):
+    """Callbacks, calls from threads, transactions from function to function, and headers work as the pages say."""
+    topic, loop = f"t-{uuid.uuid4().hex[:12]}", asyncio.get_running_loop()
+    kafka_server.create_topic(topic)
+    options = {"bootstrap_servers": kafka_server.bootstrap_servers}
+    called: list[int] = []
+    async with Producer(**options) as producer, Producer(transactional_id=topic, **options) as transactional:
+        future = await producer.enqueue(topic, b"0", headers=list({"a": b"b"}.items()))
+        future.add_done_callback(lambda one: called.append(one.result().offset))
+        await producer.flush()
+
+        def publish():
+            return asyncio.run_coroutine_threadsafe(producer.send(topic, None), loop).result(60)
+
+        assert (await asyncio.to_thread(publish)).offset == 1
+        assert (called, producer.statistics().buffered_records) == ([0], 0)
+
+        stack = AsyncExitStack()
+        await stack.enter_async_context(transactional.transaction())
+        await transactional.send(topic, b"2")
+        await stack.aclose()
+
+    async with Consumer(topic, auto_offset_reset="earliest", isolation_level="read_committed", **options) as consumer:
+        records = [await consumer.getone() for _ in range(3)]
+    assert [one.value for one in records] == [b"0", None, b"2"]
+    assert records[0].headers == (("a", b"b"),)

@@ -10,6 +10,7 @@ __all__ = [
     "NOT_OF_PRODUCERS",
     "NOT_OPTIONS",
     "OTHER_SPELLINGS",
+    "PARTITIONERS",
     "PRODUCER_SPELLINGS",
 ]
 
@@ -57,6 +58,7 @@ _OTHERS: Mapping[str, str] = {
     "auto_commit_every_t": "auto_commit_interval_ms",
     "auto_commit_interval_messages": "auto_commit_every_records",
     "broker_list": "bootstrap_servers",
+    "bootstrap_timeout_ms": "start_timeout_ms",
     "brokers": "bootstrap_servers",
     "compacted_topic": "allow_offset_gaps",
     "consumer_group": "group_id",
@@ -105,6 +107,7 @@ _OTHER_PRODUCERS: Mapping[str, str] = {
     "buffer_timeout": "linger_ms",
     "compression": "compression_type",
     "max_buffered_bytes": "buffer_memory",
+    "partitioner_cb": "partitioner",
     "producer_acks": "acks",
     "required_acks": "acks",
     "serializer": "value_serializer",
@@ -117,6 +120,13 @@ NAMES_BY_CLIENT: Mapping[str, Mapping[str, str]] = {
 }
 """Names of options by client, mapped to tailrace's names; without names like ``group.id``, where only dots differ."""
 
+PARTITIONERS: Mapping[str, str] = {
+    "consistent": "consistent_random",
+    "murmur2_random": "murmur2",
+    "random": "sticky",
+}
+"""Values of librdkafka's option ``partitioner``, mapped to tailrace's nearest."""
+
 PRODUCER_SPELLINGS: Mapping[str, str] = {**_OTHER_PRODUCERS, **_LIBRDKAFKA_PRODUCER, **_JAVA_PRODUCER}
 """Names of producers' options in other clients, mapped to tailrace's names, as in ``OTHER_SPELLINGS``."""
 
@@ -126,6 +136,7 @@ OTHER_SPELLINGS: Mapping[str, str] = {**_OTHERS, **_AIOKAFKA, **_LIBRDKAFKA, **_
 _ALWAYS_COUNTED = "leave it out: statistics() always has counters and histograms"
 _VERSIONS = "leave it out: the versions of each broker are detected"
 _TLS = "ssl_context=, with a context that has the setting"
+_SOCKETS = "leave it out: connections are kept alive, and the operating system chooses the sizes of buffers"
 _LOGGER = "logging.getLogger('tailrace')"
 _STICKY = "leave it out: records without a key fill a batch of one partition, then of another that has a leader"
 _IN_FLIGHT = "leave it out: up to five batches of a partition are in flight, and stay in order"
@@ -152,6 +163,11 @@ _NOT_OF_CLIENTS: Mapping[str, str] = {
     "metrics_recording_level": _ALWAYS_COUNTED,
     "metrics_sample_window_ms": _ALWAYS_COUNTED,
     "on_statistics": "statistics()",
+    "selector": "leave it out: the event loop waits for sockets",
+    "send_buffer_bytes": _SOCKETS,
+    "socket_keepalive_enable": _SOCKETS,
+    "socket_options": _SOCKETS,
+    "socket_send_buffer_bytes": _SOCKETS,
     "socket_nagle_disable": "leave it out: Nagle's algorithm is switched off",
     "ssl_cipher_suites": _TLS,
     "ssl_ciphers": _TLS,
@@ -184,6 +200,7 @@ NOT_OF_PRODUCERS: Mapping[str, str] = {
     "max_in_flight": _IN_FLIGHT,
     "max_in_flight_requests_per_connection": _IN_FLIGHT,
     "max_workers": "leave it out: no thread is necessary",
+    "message_copy_max_bytes": "leave it out: records are copied into their batch",
     "message_send_max_retries": _SENT_AGAIN,
     "on_delivery": _FUTURE,
     "partitioner_adaptive_partitioning_enable": _STICKY,

@@ -19,6 +19,7 @@ import ssl
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
@@ -36,6 +37,7 @@ from tailrace.config.other_clients import (
     NOT_OF_PRODUCERS,
     NOT_OPTIONS,
     OTHER_SPELLINGS,
+    PARTITIONERS,
     PRODUCER_SPELLINGS,
 )
 from tailrace.errors import ConfigurationError
@@ -439,11 +441,14 @@ def place_of(name: str) -> str:
     return f"an option of producers - pass it to Producer() as {ours}{in_app}"
 
 
-def similar(name: str, own: Collection[str]) -> str:
-    """Return a hint at an option whose name is similar to ``name``, with its place if it is not in ``own``."""
-    close = difflib.get_close_matches(name, own, n=1, cutoff=_SIMILARITY)
+def similar(name: str, own: Collection[str], spellings: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return a hint at an option whose name is similar to ``name``, with its place if it is not in ``own``.
+
+    ``spellings`` maps names in other clients to names in ``own``.
+    """
+    close = difflib.get_close_matches(name, [*own, *spellings], n=1, cutoff=_SIMILARITY)
     if close:
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {close[0] if close[0] in own else spellings[close[0]]!r}?"
     elsewhere = [*_FIELDS, *_OF_APPS, *_OF_HANDLERS, *PRODUCER_SPELLINGS, *NOT_OF_PRODUCERS]
     close = difflib.get_close_matches(name, elsewhere, n=1, cutoff=_SIMILARITY)
     return f"did you mean {close[0]!r}? It is {place_of(close[0])}" if close else ""
@@ -482,7 +487,7 @@ def check_names(
             hint = _advice(replacements[plain])
         else:
             default = f"help(tailrace.{'Producer' if is_producer else 'Consumer'}) lists all options"
-            hint = similar(plain, [*known, *of_app]) or default
+            hint = similar(plain, [*known, *of_app], PRODUCER_SPELLINGS if is_producer else {}) or default
         raise ConfigurationError(f"there is no option {name!r} - {hint}")
 
 
@@ -842,9 +847,11 @@ def _convert_partitioner(value: object, where: str) -> object:
         _is_plain_function(value) and not isinstance(value, type)
     ):
         return value
+    ours = PARTITIONERS.get(value) if isinstance(value, str) else None
+    hint = f" - the nearest is {ours!r}" if ours else ""
     raise ConfigurationError(
         f"{where} must be 'murmur2', 'consistent_random', 'sticky', or a function of"
-        f" (key, all_partitions, available_partitions), not {value!r}"
+        f" (key, all_partitions, available_partitions), not {value!r}{hint}"
     )
 
 
