@@ -649,8 +649,8 @@ class RecordAccumulator:
         result = "may be stored" if may_be_stored else "was not sent, and is not stored"
         cause = f"; last error: {last_error}" if last_error else ""
         return PublishTimeoutError(
-            f"{queue.partition.topic}: no acknowledgement within {batch.timeout_s:g} s; the record {result} - check"
-            f" that partition {queue.partition.partition} has a leader and enough in-sync replicas{cause}",
+            f"{queue.partition.topic}: no acknowledgement within {round(batch.timeout_s, 1):g} s; the record {result} -"
+            f" check that partition {queue.partition.partition} has a leader and enough in-sync replicas{cause}",
             may_be_stored=may_be_stored,
         )
 
