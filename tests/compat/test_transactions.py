@@ -83,15 +83,18 @@ async def test_producer_transactional_raise_out_of_sequence(publishing):
 
 
 async def transform(publishing, consumer, producer, *, fails: bool = False) -> None:
-    """Copy all records of the topic in transactions of up to 20 records, with the offsets."""
-    while batch := await consumer.getmany(timeout_ms=2_000, max_records=20):
+    """Copy 200 records of the topic in transactions of up to 20 records, with the offsets."""
+    copied = 0
+    while copied < 200:
+        batch = await consumer.getmany(timeout_ms=20_000, max_records=20)
         async with producer.transaction():
             offsets = {}
             for partition, records in batch.items():
                 for record in records:
-                    copied = b"OUT-" + record.value
-                    await producer.send(f"{publishing.topic}-out", copied, partition=partition.partition)
+                    value = b"OUT-" + record.value
+                    await producer.send(f"{publishing.topic}-out", value, partition=partition.partition)
                 offsets[partition] = records[-1].offset + 1
+                copied += len(records)
             await producer.send_offsets_to_transaction(offsets, publishing.group)
             if fails:
                 raise InterruptedError
