@@ -36,7 +36,9 @@ from tests.support.offered_versions import limited
 SHOP = """
 from tailrace import App, Retry
 
-billing = App(group_id="{group}", dead_letter="{{topic}}.{{group}}.dead", auto_commit_interval_ms=500)
+billing = App(
+    group_id="{group}", dead_letter="{{topic}}.{{group}}.dead", auto_commit_interval_ms=500, publish_delays_ms=[60_000]
+)
 
 
 @billing.handler("{topic}", retry=Retry(attempts=2, topic_delays_ms=[30_000]))
@@ -150,7 +152,10 @@ def test_a_sound_app_has_no_problem(doctor, kafka_server):
     assert found["clock", "clocks"]["level"] == "ok"
     assert f"{doctor.topic}: 2 partitions" in found["topic", "topics"]["text"]
     own = {subject for check, subject in found if check == "topic.own-missing"}
-    assert own == {f"topic {doctor.topic}.{doctor.group}.{kind}" for kind in ("dead", "replay", "retry.30s")}
+    assert own == {
+        f"topic {doctor.group}.delayed-publish.1m",
+        *(f"topic {doctor.topic}.{doctor.group}.{kind}" for kind in ("dead", "replay", "retry.30s")),
+    }
 
 
 def test_the_whole_cluster_is_checked_without_arguments(doctor, kafka_server, new_topic):

@@ -66,7 +66,7 @@ class Handler:
     """Functions of type ``BatchMiddleware`` if ``batch`` is set, otherwise of type ``Middleware``."""
     batch: Batch | None = None
     """Limits of a batch; None for a handler of single records."""
-    delays_ms: Mapping[str, int] = field(default_factory=dict)
+    delays_ms: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Delays in milliseconds of the topics whose records wait before the handler receives them."""
 
     def with_defaults(self, app: AppConfig) -> Handler:
