@@ -81,6 +81,7 @@ def messages_of(given: object) -> Iterable[Message]:
 
 MessageDetails: TypeAlias = tuple[Sequence[tuple[str, bytes | str | None]], int | None, int | None]
 """Headers, partition and timestamp of a ``Message``."""
+_NO_DETAILS: MessageDetails = ((), None, None)
 
 
 class RecordEncoder:
@@ -128,6 +129,8 @@ class RecordEncoder:
                 value = self._value(value)
             if key is not None:
                 key = self._key(key)
+            if rest == _NO_DETAILS and (type(value) is bytes or value is None) and (type(key) is bytes or key is None):
+                return OutgoingRecord(topic, value, key)
             return _record(topic, value, key, rest)
         except Exception as error:
             raise self._refusal(topic, error) from error

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeAlias, cast
 
@@ -108,6 +109,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         check_names(self._options, kind=ProducerConfig)
         self._config: ProducerConfig = resolve_producer(self._options)
         self._max_request_size = self._config.max_request_size
+        self._max_plain_size = self._max_request_size - _OVERHEAD_BYTES
         _check_codec(codec)
         self._encoder = RecordEncoder(
             JsonCodec() if codec is None else codec, self._config.key_serializer, self._config.value_serializer
@@ -118,6 +120,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         """Event loop of the started producer; None before the start. It is internal to tailrace."""
         self._starting: asyncio.Timeout | None = None
         """Limit of the start in progress, by which ``stop()`` ends it."""
+        self._thread_id = 0
         self._is_stopped = False
         self._layered: _Layered | None = None
         """Function that publishes within the spans of instrumentations; None without instrumentations."""
@@ -157,10 +160,11 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             )
         self._config = resolve_producer(self._options)
         self._max_request_size = self._config.max_request_size
+        self._max_plain_size = self._max_request_size - _OVERHEAD_BYTES
         is_transactional = self._config.transactional_id is not None
         engine = TransactionalProducer(self._config) if is_transactional else RecordProducer(self._config)
         engine.creates_topics, engine.shared_cluster = True, shared
-        self.event_loop = asyncio.get_running_loop()
+        self.event_loop, self._thread_id = asyncio.get_running_loop(), get_ident()
         try:
             async with asyncio.timeout(None) as limit:
                 self._starting = limit
@@ -416,7 +420,11 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         engine = self._engine
         if engine is None or self._is_stopped:
             raise ConsumerStateError(_STOPPED if self._is_stopped else _NOT_STARTED)
-        if asyncio.get_running_loop() is not self.event_loop:
+        loop = self.event_loop
+        # Only one loop of a thread runs. In Python 3.11, get_running_loop() asks the system for the id of the process,
+        # and takes longer than all other checks.
+        is_here = get_ident() == self._thread_id and loop is not None and loop.is_running()
+        if not is_here and asyncio.get_running_loop() is not loop:
             raise ConsumerStateError(f"{_OTHER_LOOP} - publish there, or start a producer in this one")
         return engine
 
@@ -449,7 +457,9 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         """
         if record_trace.get() or OPENTELEMETRY in sys.modules:
             record = _with_current_trace(record)
-        self._check_size(record)
+        value = record.value
+        if record.key is not None or record.headers or (value is not None and len(value) > self._max_plain_size):
+            self._check_size(record)
         return engine.send_now(record)
 
     async def _append_or_yield(

@@ -119,6 +119,7 @@ class RecordSender:
         self._cluster, self._settings, self._accumulator = cluster, settings, accumulator
         self._transactional_id, self._max_buffered_bytes = transactional_id, settings.max_buffered_bytes
         self._loop = asyncio.get_running_loop()
+        self._new_future = _future_factory(self._loop)
         self._refresher = MetadataRefresher(cluster, self.wake)
         self._request_timeout_s = min(cluster.config.request_timeout_ms / 1000, settings.delivery_timeout_s)
         self._request_timeout_ms = round(self._request_timeout_s * 1000)
@@ -260,7 +261,7 @@ class RecordSender:
         accumulator = self._accumulator
         if accumulator.buffered_bytes >= self._max_buffered_bytes or self._waiting:
             return None
-        future: asyncio.Future[Published] = self._loop.create_future()
+        future = self._new_future()
         try:
             if accumulator.join(topic_partition, record, future, timeout_s):
                 return future
@@ -661,6 +662,13 @@ class RecordSender:
 
 def _content(batch: PendingBatch) -> memoryview:
     return cast("BatchWriter", batch.content).encode(*batch.producer, batch.sequence)
+
+
+def _future_factory(loop: asyncio.AbstractEventLoop) -> Callable[[], asyncio.Future[Published]]:
+    """Return a function like ``loop.create_future``, without asyncio's Python function in between."""
+    if type(loop).create_future is asyncio.BaseEventLoop.create_future:
+        return partial(asyncio.Future, loop=loop)
+    return loop.create_future
 
 
 _new_published = partial(tuple.__new__, Published)
