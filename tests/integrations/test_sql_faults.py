@@ -76,7 +76,9 @@ class Services:
                 if rows := await (await connection.execute(query, (besides,))).fetchall():
                     return rows[0][0]
                 await asyncio.sleep(0.002)
-        raise AssertionError(f"no instance relays\n{self.logs()}")
+            sessions = await (await connection.execute("SELECT * FROM pg_stat_activity")).fetchall()
+        running = {name: one.poll() for name, one in self._running.items()}
+        raise AssertionError(f"no instance but {besides} relays\n{running}\n{sessions}\n{self.logs()}")
 
     async def until_relayed(self) -> None:
         """Wait until a row that is committed after this call, and those before it, are published and deleted."""

@@ -383,6 +383,8 @@ class Relay:
         self._lock_file: sqlite3.Connection | None = None
         self._database: _Database | None = None
         self._database_failures = 0
+        self._reported_error = ""
+        """Last error that was reported since the last batch without an error."""
         self._valid_until = 0.0
         """Time until which no other process can hold the lock."""
         self._batch_ends = 0.0
@@ -458,12 +460,13 @@ class Relay:
             except Exception as error:  # noqa: BLE001 - errors of drivers have no common class; each one is reported
                 self._database_failures += 1
                 pause_s = _RETRY.pause_s(self._database_failures, 0.5)
-                if self._database_failures == 1:
-                    self._observer.emit(OutboxUnavailable(self._table, error_text(error), exception=error))
+                if error_text(error) != self._reported_error:
+                    self._reported_error = error_text(error)
+                    self._observer.emit(OutboxUnavailable(self._table, self._reported_error, exception=error))
                     self._is_reported = True
                 await self._close()
             else:
-                self._database_failures = 0
+                self._database_failures, self._reported_error = 0, ""
                 if self._is_reported and not self._blocked:
                     self._observer.emit(OutboxRecovered(self._table))
                     self._is_reported = False
