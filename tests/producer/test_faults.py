@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
 import pytest
+from msgspec.structs import replace
 
 from tailrace import PublishError
 from tailrace.config import resolve
@@ -15,7 +16,7 @@ from tailrace.error_codes import ErrorCode
 from tailrace.producer.publisher import OutgoingRecord
 from tailrace.producer.record_producer import RecordProducer
 from tailrace.protocol.metadata import MetadataRequest
-from tailrace.protocol.records import ProduceRequest
+from tailrace.protocol.records import ProduceRequest, ProduceResponse
 from tailrace.testing import KafkaServer
 from tests.producer.test_record_producer import read_all
 from tests.support.transaction_faults import LOSSES, with_code
@@ -215,3 +216,24 @@ async def test_a_defect_in_the_sender_raises_in_every_call(proxied, proxied_topi
 
     (context,) = reported
     assert "a defect" in repr(context["exception"])
+
+
+async def test_no_batch_overtakes_one_that_waits_while_the_broker_throttles(proxied, proxied_topic):
+    """The batches of a partition are sent in order when a throttle ends, so that the broker refuses none of them."""
+    codes: list[int] = []
+
+    def throttled(answer: ProduceResponse) -> ProduceResponse:
+        codes.extend(one.error_code for one in answer.partitions)
+        return replace(answer, throttle_time_ms=5)
+
+    async with producer_of(proxied) as producer, asyncio.timeout(60):
+        with proxied.proxy.edit_answer(ProduceRequest, throttled, times=None):
+            futures = []
+            for number in range(3_000):
+                futures.append(await producer.send(OutgoingRecord(proxied_topic, b"%d" % number + b" " * 90)))
+                await asyncio.sleep(0)
+            await asyncio.gather(*futures)
+
+    assert len(codes) > 100
+    assert set(codes) == {ErrorCode.NONE}
+    assert await numbers(proxied, proxied_topic, 3_000) == list(range(3_000))

@@ -227,6 +227,11 @@ class Connection:
         """True if requests can be sent."""
         return self._end_reason is None and self.frames.transport is not None
 
+    @property
+    def may_send(self) -> bool:
+        """True if a request would be sent at once: the connection is open, not throttled, and its session valid."""
+        return self.is_open and self._throttled_until <= self._loop.time() < self._renew_at
+
     def is_idle(self, limit_s: float) -> bool:
         """Return True if the last request or response was ``limit_s`` seconds ago, and no request is pending."""
         return not self._pending and self._loop.time() - self._used_at >= limit_s
@@ -296,14 +301,14 @@ class Connection:
         Unlike a task that awaits ``send``, the function is called as soon as the response is read.
 
         Returns:
-            False if the request was not sent, because the broker throttles this client or the SASL session expires.
+            False if the request was not sent, because ``may_send`` is False.
 
         Raises:
             BrokerConnectionError, UnsupportedVersionError: the request was not sent; see ``send``.
         """
-        api, now = request.api, self._loop.time()
-        if now < self._throttled_until or now >= self._renew_at:
+        if not self.may_send:
             return False
+        api = request.api
         version = self.broker_versions.version_of(api, request.newest_version, request.oldest_version)
 
         def on_frame(answer: memoryview | TailraceError) -> None:

@@ -137,7 +137,7 @@ class RecordSender:
         self._sent: set[_SentRequest] = set()
         self._none_sent: asyncio.Future[None] | None = None
         """Future for ``discard`` that completes when ``_sent`` is empty."""
-        self._writes: set[asyncio.Task[None]] = set()
+        self._writes: dict[asyncio.Task[None], int] = {}
         """Tasks of requests that wait for a connection, or to which no answer is expected."""
         self._is_renewing = False
         """True while another producer id is requested."""
@@ -368,8 +368,8 @@ class RecordSender:
                     self._queue_times.note(now - batch.opened_at)
             if not self._post(leader, batches):
                 write = self._tasks.create_task(self._write(leader, batches))
-                self._writes.add(write)
-                write.add_done_callback(self._writes.discard)
+                self._writes[write] = leader
+                write.add_done_callback(self._writes.pop)
         if accumulator.needs_leaders:
             accumulator.needs_leaders = False
             self._refresher.ask()
@@ -399,9 +399,12 @@ class RecordSender:
 
     def _max_requests(self, leader: int) -> int:
         """Return the maximum number of requests in flight to ``leader``."""
-        # The first request opens the connection; until then, the other batches wait and can take more records.
+        # The first request waits for the connection, or until the broker no longer throttles. Another could overtake
+        # it; the other batches wait, and can take more records.
         connection = self._connections.get(leader)
-        return MAX_IN_FLIGHT if connection is not None and connection.is_open else 1
+        if connection is None or not connection.may_send or (self._settings.acks and leader in self._writes.values()):
+            return 1
+        return MAX_IN_FLIGHT
 
     # ---- requests ----------------------------------------------------------------------------------------------
 
@@ -438,14 +441,14 @@ class RecordSender:
         try:
             if isinstance(answer, _PERMANENT_ERRORS):
                 self._tasks.create_task(self._refuse(sent.leader, sent.batches, answer))
-                return
-            if isinstance(answer, TailraceError):
-                outcomes = self._handle_no_answer(sent.batches, str(answer), was_sent=True)
             else:
-                self._note_answer(sent.at, answer)
-                outcomes = self._handle_answers(sent.batches, answer.partitions)
-            self._report(outcomes)
-            self._end_request(sent.leader)
+                if isinstance(answer, TailraceError):
+                    outcomes = self._handle_no_answer(sent.batches, str(answer), was_sent=True)
+                else:
+                    self._note_answer(sent.at, answer)
+                    outcomes = self._handle_answers(sent.batches, answer.partitions)
+                self._report(outcomes)
+                self._end_request(sent.leader)
         except Exception as error:  # noqa: BLE001 - run() raises it
             if not self._failure.done():
                 self._failure.set_exception(error)
