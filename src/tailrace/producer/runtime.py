@@ -195,8 +195,8 @@ class PartitionResolver:
             return known.partitions
         code = topology.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            if asyncio.get_running_loop().time() >= missing_at:
-                raise await self._missing(topic)
+            if asyncio.get_running_loop().time() >= missing_at and (error := await self._missing(topic)) is not None:
+                raise error
             if self._creates_topics:
                 answer = await self._cluster.send_to_any(MetadataRequest((MetadataTopic(topic),), True))
                 for refusal in (broker_error(one.error_code, topic, permission="CREATE") for one in answer.topics):
@@ -204,14 +204,19 @@ class PartitionResolver:
                         raise refusal
         raise broker_error(code, topic, permission="WRITE")
 
-    async def _missing(self, topic: str) -> PublishError:
-        """Return the error of a topic that the brokers do not know, with the name of a similar topic."""
+    async def _missing(self, topic: str) -> PublishError | None:
+        """Return the error of a topic that the brokers do not know, with the name of a similar topic.
+
+        Return None if the list of all topics contains it, because it was created since the last refresh.
+        """
         try:
             everything = await self._cluster.send_to_any(MetadataRequest(None))
         except (BrokerError, BrokerConnectionError):
             names: list[str] = []
         else:
             names = [one.name for one in everything.topics if one.name and not one.is_internal]
+        if topic in names:
+            return None
         close = difflib.get_close_matches(topic, names, n=1, cutoff=_SIMILARITY)
         hint = f"did you mean {close[0]!r}?" if close else "create the topic"
         created = ", and the brokers do not create it" if self._creates_topics else ""
