@@ -32,6 +32,10 @@ from tests.support.postgresql import running_postgresql
 from tests.support.topic_contents import contents_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "outbox.md"
+TERMINATE = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+)
 DRIVERS = ("asyncpg", "psycopg", "sqlalchemy", "sqlalchemy-session", "sqlite3", "aiosqlite")
 
 
@@ -398,10 +402,7 @@ async def test_a_lost_connection_to_the_database_is_replaced(new_database, produ
     """After PostgreSQL has ended its connection, the relay emits one event, reconnects and goes on."""
     database, topic, outbox = new_database("psycopg"), new_topic(), Outbox(hooks=[recorder])
     async with outbox.relay(producer, database.connect, poll_interval_ms=10):
-        database.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE pid <> pg_backend_pid() AND datname = current_database()"
-        )
+        database.execute(TERMINATE)
         await recorder.wait_for(OutboxUnavailable)
         async with database.transaction() as connection:
             await outbox.add(connection, Message(b"v", key="k", topic=topic))
@@ -410,6 +411,26 @@ async def test_a_lost_connection_to_the_database_is_replaced(new_database, produ
 
     assert by_key(await contents_of(witness, topic)) == {b"k": [b"v"]}
     assert len(recorder.of(OutboxUnavailable)) == 1
+
+
+async def test_after_a_long_outage_of_the_database_the_relay_goes_on_soon(new_database, producer, recorder):
+    """However often the relay fails to connect, it tries again soon: six times in a few seconds."""
+    database, attempts = new_database("psycopg"), 0
+
+    async def connect():
+        nonlocal attempts
+        attempts += 1
+        if 1 < attempts < 7:
+            raise ConnectionRefusedError("the database is down")
+        return await database.connect()
+
+    async with Outbox(hooks=[recorder]).relay(producer, connect, poll_interval_ms=10):
+        database.execute(TERMINATE)
+        # If pauses doubled without a limit, these would last at least 31 seconds.
+        async with asyncio.timeout(15):
+            await recorder.wait_for(OutboxRecovered)
+
+    assert len(recorder.of(OutboxUnavailable)) == 2, "one event for each different error"
 
 
 async def test_wrong_arguments_of_an_outbox_say_what_to_do(new_database, producer, kafka_server):

@@ -74,6 +74,9 @@ _STOP_S = 10.0
 _BUSY_S = 0.01
 """Pause in seconds before a statement is repeated that SQLite refuses during another connection's transaction."""
 _RETRY = Backoff(0.5, 60.0)
+"""Pauses of a key whose record cannot be published."""
+_RECONNECT = Backoff(0.1, 2.0)
+"""Pauses after an error of the database; short, because another process may end whose rows this one takes over."""
 
 ValueT = TypeVar("ValueT")
 
@@ -459,7 +462,7 @@ class Relay:
                     pause_s = 0.0
             except Exception as error:  # noqa: BLE001 - errors of drivers have no common class; each one is reported
                 self._database_failures += 1
-                pause_s = _RETRY.pause_s(self._database_failures, 0.5)
+                pause_s = _RECONNECT.pause_s(self._database_failures, 0.5)
                 if error_text(error) != self._reported_error:
                     self._reported_error = error_text(error)
                     self._observer.emit(OutboxUnavailable(self._table, self._reported_error, exception=error))
