@@ -188,7 +188,8 @@ class ResultPublisher:
             if messages := messages_in(result, publish_values=self._topic is not None):
                 encoded = await encode_messages(messages, self._topic, self._encoder, self._delays, key)
                 records += [(record, trace) for record in encoded]
-        await gather_in_order([publish_one(self._publisher, record, trace) for record, trace in records])
+        if records:
+            await gather_in_order([publish_one(self._publisher, record, trace) for record, trace in records])
 
 
 # ---- instrumentation of a publisher ----------------------------------------------------------------------------------
