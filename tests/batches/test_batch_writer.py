@@ -201,3 +201,17 @@ def test_selected_records_make_a_batch(compression):
         (b"1", 1_001, [("h", None)]),
         (b"4", 1_004, [("h", None)]),
     ]
+
+
+def test_a_full_batch_without_its_first_record_has_all_others():
+    """The others may become larger, because their timestamps are relative to that of the first record."""
+    writer, times = BatchWriter(16_384), [8_000, 0]
+    while all(writer.append(None, b"0123456789", (), time) for time in times[writer.count :]):
+        times.append(12_000)
+
+    chosen = writer.selected(range(1, writer.count))
+
+    (batch,) = split(chosen.encode(7, 3, 0))
+    found = [one.timestamp for one in batch.decode("t", 0, 0).take(writer.count)]
+    assert found == times[1 : writer.count]
+    assert len(found) > 800

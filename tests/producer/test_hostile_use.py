@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -197,6 +198,20 @@ async def test_full_memory_ends_send_many_in_time(suspended):
         assert time.monotonic() - since < SOON_S
 
 
+async def test_calls_that_wait_for_memory_end_with_the_producer(suspended):
+    """stop() ends calls that wait for memory with PublishError; no record gets a future that never completes."""
+    async with producer_of(suspended, buffer_memory=10_000) as producer:
+        await producer.send("orders", b"v", partition=0)
+        suspended.pause()
+        calls = [asyncio.create_task(producer.send("orders", b"v" * 1_000, partition=0)) for _ in range(50)]
+        await until(lambda: producer.statistics().waiting_records)
+
+    async with asyncio.timeout(SOON_S):
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(one) for one in ends} == {PublishError}
+    assert sum("the record was not sent" in str(one) for one in ends) >= 30
+
+
 async def test_forgotten_futures_are_one_line_for_each_batch(suspended):
     """If the errors of a batch are not retrieved, asyncio logs one of them, not one for each record."""
     reported: list[dict[str, Any]] = []
@@ -352,3 +367,32 @@ async def test_the_metrics_of_a_fenced_producer_can_be_read(own_server):
             text = (await exposition(older, registry=CollectorRegistry()))[0].decode()
 
     assert 'tailrace_producer_records_total{client_id="tailrace"} 1.0' in text
+
+
+FORKING = """
+import asyncio, os, sys
+from tailrace import ConsumerStateError, Producer
+
+async def main():
+    async with Producer(bootstrap_servers=sys.argv[1]) as producer:
+        await producer.send("orders", b"v")
+        if (child := os.fork()) == 0:
+            try:
+                await producer.enqueue("orders", b"v")
+            except ConsumerStateError:
+                os._exit(7)
+            os._exit(1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), (await producer.send("orders", b"v")).topic)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_forked_child_cannot_publish_with_the_producer_of_its_parent(own_server):
+    """The child would write to the connection of the parent, with the same sequence numbers; its call raises."""
+    command = (sys.executable, "-W", "ignore", "-c", FORKING, own_server.bootstrap_servers)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(60):
+        output, _ = await process.communicate()
+
+    assert output.decode().split() == ["7", "orders"]

@@ -28,6 +28,7 @@ COMPRESSIONS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 """Codec numbers by Kafka's names for the codecs."""
 
 _FORMAT = 2
+_NO_LIMIT = 2**31 - 1
 _TRANSACTIONAL = 16
 _CHECKSUM_AT, _CHECKED_FROM, _PRODUCER_AT, _RECORDS_AT = 17, 21, 43, 61
 _CHECKSUM, _PRODUCER = struct.Struct(">I"), struct.Struct(">qhi")
@@ -150,8 +151,9 @@ class BatchWriter:
         """Finish this batch, and return a new batch with copies of the records at ``indices``."""
         (batch,) = split(self.encode(*self._producer_state))
         records = batch.decode("", 0, 0).take(self.count)
-        limit, compression, level, is_transactional = self._options
-        chosen = BatchWriter(limit, compression, level, is_transactional=is_transactional)
+        _, compression, level, is_transactional = self._options
+        # Without the first record, the others may become larger, because their timestamps are relative to it.
+        chosen = BatchWriter(_NO_LIMIT, compression, level, is_transactional=is_transactional)
         for record in (records[index] for index in indices):
             chosen.append(record.key, record.value, record.headers, record.timestamp)
         return chosen

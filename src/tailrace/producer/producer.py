@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import os
 import sys
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -58,6 +59,9 @@ _OVERHEAD_BYTES = 70
 """Maximum size of a record in a batch of its own, without key, value and headers."""
 _Layered: TypeAlias = Callable[[OutgoingRecord], Coroutine[Any, Any, Published]]
 """Function that publishes a record within the spans of instrumentations."""
+_forks: list[None] = []
+"""Has an item for each ``fork`` between the first process and this one."""
+os.register_at_fork(after_in_child=lambda: _forks.append(None))
 _appended: ContextVar[asyncio.Future[None] | None] = ContextVar("tailrace_appended", default=None)
 """Future that completes when the record of an instrumented call is in a batch."""
 
@@ -120,7 +124,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         """Event loop of the started producer; None before the start. It is internal to tailrace."""
         self._starting: asyncio.Timeout | None = None
         """Limit of the start in progress, by which ``stop()`` ends it."""
-        self._thread_id = 0
+        self._thread_id = self._forks = 0
         self._is_stopped = False
         self._layered: _Layered | None = None
         """Function that publishes within the spans of instrumentations; None without instrumentations."""
@@ -164,7 +168,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         is_transactional = self._config.transactional_id is not None
         engine = TransactionalProducer(self._config) if is_transactional else RecordProducer(self._config)
         engine.creates_topics, engine.shared_cluster = True, shared
-        self.event_loop, self._thread_id = asyncio.get_running_loop(), get_ident()
+        self.event_loop, self._thread_id, self._forks = asyncio.get_running_loop(), get_ident(), len(_forks)
         try:
             async with asyncio.timeout(None) as limit:
                 self._starting = limit
@@ -274,8 +278,8 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         """Add a record to a batch as ``send`` does, and return a future of its place.
 
         The call returns at once, unless it has to wait for memory, for the metadata of a topic that is used for the
-        first time, or for a schema; it does so for at most ``max_block_ms``. If it is canceled while it waits, the
-        record is not published. To wait for several records, await their futures, or ``flush()``.
+        first time, or for a schema; it does so for at most ``max_block_ms``. If it is canceled while it waits for
+        these, the record is not published. To wait for several records, await their futures, or ``flush()``.
 
         The future raises what ``send`` raises after the record was added to a batch. Canceling the future does not
         withdraw the record.
@@ -327,32 +331,19 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             ConsumerStateError, BufferFullError, SchemaRegistryError: see ``send``. After a BufferFullError, the records
                 before this one may be stored.
         """
-        engine, encoder = self._started(), self._encoder
-        records: list[OutgoingRecord] = []
-        for one in messages_of(messages):
-            to = one.topic or topic
-            if to is None:
-                raise PublishError("a Message has no topic - set topic= of the Message or of send_many()")
-            _check_topic(to)
-            check_not_delayed(one, "a Producer")
-            key = None if one.key is msgspec.UNSET else one.key
-            details = (one.headers, one.partition, one.timestamp_ms)
-            if encoder.is_immediate:
-                record = encoder.encode_now(to, one.value, key, details)
-            else:
-                record = await self._encode(to, one.value, key, details)
-            self._check_size(record)
-            records.append(record)
+        engine = self._started()
+        records = [await self._encode_message(one, topic) for one in messages_of(messages)]
         futures: list[asyncio.Future[Published]] = []
         try:
             for record in records:
                 if self._layered is not None:
                     futures.append(await self._enqueue_instrumented(self._layered, record))
-                    continue
-                future = self._append_now(engine, record)
-                if future is None or engine.sender.is_batch_due:
-                    future = await self._append_or_yield(engine, record, future)
-                futures.append(future)
+                elif (future := self._append_now(engine, record)) is not None:
+                    futures.append(future)
+                else:
+                    futures.append(await self._append_or_yield(engine, record, None))
+                if engine.sender.is_batch_due:
+                    await engine.sender.yield_to_batch()
         except BaseException:
             # No caller waits for the records before this one, so their errors count as retrieved.
             for future in futures:
@@ -423,8 +414,9 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         loop = self.event_loop
         # Only one loop of a thread runs. In Python 3.11, get_running_loop() asks the system for the id of the process,
         # and takes longer than all other checks.
+        is_forked = len(_forks) != self._forks
         is_here = get_ident() == self._thread_id and loop is not None and loop.is_running()
-        if not is_here and asyncio.get_running_loop() is not loop:
+        if is_forked or (not is_here and asyncio.get_running_loop() is not loop):
             raise ConsumerStateError(f"{_OTHER_LOOP} - publish there, or start a producer in this one")
         return engine
 
@@ -484,6 +476,21 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         self, engine: RecordProducer | TransactionalProducer, record: OutgoingRecord
     ) -> asyncio.Future[Published]:
         return await self._append_or_yield(engine, record, self._append_now(engine, record))
+
+    async def _encode_message(self, message: Message, topic: str | None) -> OutgoingRecord:
+        to = message.topic or topic
+        if to is None:
+            raise PublishError("a Message has no topic - set topic= of the Message or of send_many()")
+        _check_topic(to)
+        check_not_delayed(message, "a Producer")
+        key = None if message.key is msgspec.UNSET else message.key
+        details = (message.headers, message.partition, message.timestamp_ms)
+        if self._encoder.is_immediate:
+            record = self._encoder.encode_now(to, message.value, key, details)
+        else:
+            record = await self._encode(to, message.value, key, details)
+        self._check_size(record)
+        return record
 
     async def _encode(self, topic: str, value: object, key: object, details: MessageDetails) -> OutgoingRecord:
         """Encode a record; fetch its schemas within ``max_block_ms`` if they are unknown."""

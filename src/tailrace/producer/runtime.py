@@ -393,7 +393,8 @@ class ProducerRuntime:
         self._task.cancel()
         self.is_closed = True
         for limit in self._timeouts:
-            limit.reschedule(self.loop.time())
+            if not limit.expired():
+                limit.reschedule(self.loop.time())
         try:
             await asyncio.wait({self._task})
         finally:

@@ -131,6 +131,7 @@ class RecordSender:
         self._is_woken = True
         """True if ``_check`` is about to be called, or ``run`` has not begun."""
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._failure: asyncio.Future[NoReturn] = self._loop.create_future()
         """Future that gets the error of a defect, and is canceled with the task that awaits it in ``run``."""
         self._tasks = asyncio.TaskGroup()
@@ -205,8 +206,7 @@ class RecordSender:
         self._report(self._accumulator.fail_all(error))
         if timeout_s and (self._writes or self._sent):
             self._none_sent = self._loop.create_future()
-            if not self._sent:
-                self._none_sent.set_result(None)
+            self._note_none_sent()
             await asyncio.wait((*self._writes, self._none_sent), timeout=timeout_s)
         self._abandon_sent()
         for write in self._writes:
@@ -220,6 +220,11 @@ class RecordSender:
             sent = self._sent.pop()
             self._handle_no_answer(sent.batches, "the request was canceled", was_sent=True)
             self._accumulator.end_request(sent.leader)
+        self._note_none_sent()
+
+    def _note_none_sent(self) -> None:
+        if not self._sent and self._none_sent is not None and not self._none_sent.done():
+            self._none_sent.set_result(None)
 
     # ---- records -----------------------------------------------------------------------------------------------
 
@@ -379,9 +384,9 @@ class RecordSender:
         self.on_progress()
         due_at = accumulator.next_deadline(now)
         # An earlier timer remains: it costs less to check once too often than to replace the timer for each batch.
-        if due_at is not None and (self._timer is None or due_at < self._timer.when()):
+        if due_at is not None and (self._timer is None or due_at < self._timer_at):
             self._cancel_timer()
-            self._timer = self._loop.call_at(due_at, self._on_timer)
+            self._timer, self._timer_at = self._loop.call_at(due_at, self._on_timer), due_at
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -452,8 +457,7 @@ class RecordSender:
         except Exception as error:  # noqa: BLE001 - run() raises it
             if not self._failure.done():
                 self._failure.set_exception(error)
-        if not self._sent and self._none_sent is not None and not self._none_sent.done():
-            self._none_sent.set_result(None)
+        self._note_none_sent()
 
     def _note_answer(self, since: float, answer: ProduceResponse) -> None:
         self._requests.note(self._loop.time() - since)
@@ -482,6 +486,7 @@ class RecordSender:
         try:
             failure = PublishError(f"{batches[0].partition.topic}: {error}")
             self._report([one for batch in batches for one in self._accumulator.fail_batch(batch, failure)])
+            self.wake()
             # Until the backoff of the connection is over, every request would fail with the same error.
             await asyncio.sleep(self._permanent_error_pause_s)
         finally:
@@ -609,9 +614,11 @@ class RecordSender:
         for _, flushed in self._flushes:
             if not flushed.done():
                 flushed.set_exception(copy.copy(cause))
+        # Before memory becomes free, for which they wait.
+        self._fail_waiting(PublishError(f"{cause}; the record was not sent"))
         unacknowledged = PublishError(f"{cause}; the record was not acknowledged, and may be stored")
         self._report(self._accumulator.fail_all(unacknowledged))
-        self._fail_waiting(PublishError(f"{cause}; the record was not sent"))
+        self.on_progress()
 
     def _fail_waiting(self, error: TailraceError) -> None:
         while self._waiting:
@@ -680,7 +687,9 @@ _new_published = partial(tuple.__new__, Published)
 def _complete(tickets: Sequence[asyncio.Future[Published] | None], stored: DeliveredBatch) -> None:
     """Complete the tickets of a stored batch; a negative base offset, for unknown, is the offset of each record."""
     (topic, partition), offset, append_time_ms = stored.batch.partition, stored.base_offset, stored.append_time_ms
-    timestamps: Iterable[int] = cast("BatchWriter", stored.batch.content).timestamps
+    content = cast("BatchWriter", stored.batch.content)
+    assert len(tickets) == content.count
+    timestamps: Iterable[int] = content.timestamps
     if append_time_ms >= 0:
         timestamps = repeat(append_time_ms)
     places = zip(repeat(topic), repeat(partition), count(offset, 0 if offset < 0 else 1), timestamps)
