@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from pyspark.logger import PySparkLogger
 
 from tailrace import App, Record
 from tailrace.spark import SparkPipeline, spark_session
@@ -33,7 +35,10 @@ def spark(tmp_path_factory):
         patch.delenv("JAVA_HOME", raising=False)
         patch.setenv("SPARK_SUBMIT_OPTS", SOON_OVER)
         session = spark_session(master=os.environ.get("TAILRACE_TEST_SPARK_MASTER", "local[2]"))
-    with session:
+    with session, pytest.MonkeyPatch.context() as patch:
+        # PySpark's loggers replace the format of each handler that is added to them. pytest adds its own handler to all
+        # loggers that do not propagate, and would use the format in all later tests.
+        patch.setattr(PySparkLogger, "addHandler", logging.Logger.addHandler)
         yield session
 
 

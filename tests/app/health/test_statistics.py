@@ -239,12 +239,15 @@ async def test_a_plain_function_is_measured_in_its_thread(new_app, new_topic, wi
         time.sleep(0.005)
         took.append(time.perf_counter() - began_at)
 
+    since = time.perf_counter()
     async with app:
         await until(lambda: handler_of(app).records == 20)
         found = handler_of(app)
+    elapsed = time.perf_counter() - since
 
     assert found.calls.count == 20
-    assert near(found.calls.sum_s, sum(took))
+    # The calls overlap, and each also waits for its thread.
+    assert sum(took) <= found.calls.sum_s * 1.001 <= 20 * elapsed
 
 
 async def test_a_batch_is_counted_as_one_call(new_app, new_topic, witness):
