@@ -15,7 +15,7 @@ import os
 import msgspec
 from aiohttp import web
 
-from tailrace import App, PublishError
+from tailrace import App, PublishError, PublishTimeoutError
 from tailrace.integrations.prometheus import exposition
 
 # tailrace logs with the standard library's logging, which the program configures.
@@ -53,8 +53,11 @@ async def place(request: web.Request) -> web.Response:
         raise web.HTTPBadRequest(text=str(error)) from error
     try:
         await billing.publish("orders", order, key=order.customer)
+    except PublishTimeoutError as error:
+        text = "unknown, please check" if error.may_be_stored else "not placed, please try again"
+        raise web.HTTPServiceUnavailable(text=text) from error
     except PublishError as error:
-        raise web.HTTPServiceUnavailable(text="not placed, please try again") from error
+        raise web.HTTPServiceUnavailable(text="not placed") from error
     return web.Response(status=202)
 
 

@@ -20,7 +20,7 @@ from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
 from starlette.routing import Route
 
-from tailrace import App, PublishError, Record
+from tailrace import App, PublishError, PublishTimeoutError, Record
 from tailrace.integrations.opentelemetry import OpenTelemetry
 from tailrace.integrations.prometheus import metrics_app
 
@@ -85,8 +85,11 @@ async def place(order: Order) -> Order:
     """Publish an order, and respond after Kafka has acknowledged it."""
     try:
         await billing.publish("orders", order, key=order.customer)
+    except PublishTimeoutError as error:
+        detail = "unknown, please check" if error.may_be_stored else "not placed, please try again"
+        raise HTTPException(503, detail) from error
     except PublishError as error:
-        raise HTTPException(503, "not placed, please try again") from error
+        raise HTTPException(503, "not placed") from error
     return order
 
 

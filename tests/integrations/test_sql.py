@@ -509,23 +509,25 @@ async def test_an_app_relays_by_its_own_producer_whenever_it_runs(new_database, 
 async def test_the_samples_of_the_page_publish_and_take_effect_once(
     postgresql, kafka_server, new_topic, monkeypatch, capsys
 ):
-    """The first sample stores and publishes an order, and the app of the page counts it."""
-    topic, page = new_topic(1), types.ModuleType("page")
+    """The first sample stores and publishes an order; the app of the page charges it once, and publishes that."""
+    topic, charges, page = new_topic(1), new_topic(1), types.ModuleType("page")
     monkeypatch.setattr(tailrace, "run", Coroutine.close)
     monkeypatch.setitem(sys.modules, "page", page)
     text = PAGE.read_text().replace("postgresql://localhost/shop", postgresql)
     text = text.replace("localhost:9092", kafka_server.bootstrap_servers).replace('"orders"', f'"{topic}"')
-    text = text.replace('group_id="billing")', 'group_id="billing", auto_offset_reset="earliest")', 1)
+    text = text.replace('"charges"', f'"{charges}"')
+    group = f"billing-{uuid.uuid4().hex[:8]}"
+    text = text.replace('group_id="billing")', f'group_id="{group}", auto_offset_reset="earliest")', 1)
     for sample in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         exec(sample, vars(page))
     with psycopg.connect(postgresql, autocommit=True) as connection:
         connection.execute(capsys.readouterr().out)
         connection.execute("CREATE TABLE orders (id INTEGER, total INTEGER)")
-        connection.execute("CREATE TABLE customers AS SELECT 0 AS orders")
+        connection.execute("CREATE TABLE charges (id INTEGER, total INTEGER)")
 
         await page.main()
         async with page.app:
-            await until(lambda: connection.execute("SELECT orders FROM customers").fetchone() == (1,))
+            await until(lambda: connection.execute("SELECT * FROM charges").fetchall() == [(1, 250)])
 
         assert connection.execute("SELECT * FROM orders").fetchall() == [(1, 250)]
         await until(lambda: connection.execute("SELECT count(*) FROM tailrace_outbox").fetchone() == (0,))
