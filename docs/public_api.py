@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import inspect
 import re
+import types
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -77,7 +78,8 @@ def fields_of(kind: type) -> Iterator[str]:
 def described(name: str, value: object) -> Iterator[str]:
     """Yield the lines of one public name."""
     if not inspect.isclass(value):
-        yield f"{name}{signature(value) if callable(value) else ''}"
+        is_function = callable(value) and not isinstance(value, types.UnionType)
+        yield f"{name}{signature(value) if is_function else ''}"
         return
     bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
     yield f"class {name}({bases})"

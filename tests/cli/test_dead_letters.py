@@ -1017,7 +1017,7 @@ def test_to_origin_refuses_dead_letters_that_name_another_topic():
         (["replay", "t", "--limit", "3"], "a selection is required"),
         (["replay", "t", "--all", "--error-type", "X"], "--all excludes"),
         (["show", "t", "--offset", "3"], "must be PARTITION:OFFSET, such as 0:17"),
-        (["show", "t", "--offset", "-1:3"], "expected one argument"),
+        (["show", "t", "--offset", "-1:3"], "argument --offset: "),
         (["show", "t", "--since", "yesterday"], "must be an age, such as 90s, 30m, 2h or 3d, or a time"),
         (["show", "t", "--since", "9999999w"], "must be an age"),
         (["show", "t", "--limit", "0"], "must be a positive integer"),

@@ -223,7 +223,7 @@ def test_values_that_are_not_json_have_no_fields():
 
 def test_json_that_is_nested_too_deeply_is_text():
     """JSON that is nested too deeply is treated as text."""
-    line = json.loads(writer_of("json")(record(b"[" * 10_000 + b"]" * 10_000)))
+    line = json.loads(writer_of("json")(record(b"[" * 100_000 + b"]" * 100_000)))
 
     assert line["value_format"] == "text"
 
