@@ -386,7 +386,7 @@ class _OidcTokens:
                 status, body = response.status, Hidden(response.read(_MAX_RESPONSE_BYTES))
         except urllib.error.HTTPError as error:
             status = error.code
-            with contextlib.suppress(OSError, HTTPException):
+            with error, contextlib.suppress(OSError, HTTPException):
                 body = Hidden(error.read(_MAX_RESPONSE_BYTES))
         except (OSError, HTTPException) as error:
             failure = str(getattr(error, "reason", error)) or type(error).__name__
