@@ -8,6 +8,7 @@ import contextlib
 import pytest
 
 from tailrace import Consumer, ConsumerStateError
+from tailrace.batches.batch_writer import BatchWriter
 from tailrace.consumer import consumer as consumer_module
 from tailrace.installation import COMPILED, record_iterator
 
@@ -19,12 +20,15 @@ ITERATORS = [
 
 @pytest.fixture(params=ITERATORS)
 def read(request, monkeypatch, new_topic, new_consumer, witness):
-    """Return a function that creates a consumer of a topic with 20 records."""
+    """Return a function that creates a consumer of a topic with 20 records in one batch."""
+    batch = BatchWriter(100_000)
+    for number in range(20):
+        batch.append(None, b"%d" % number)
     monkeypatch.setattr(consumer_module, "record_iterator", record_iterator if request.param else None)
 
     def make(**options: object) -> Consumer:
         topic = new_topic()
-        witness.produce(topic, (b"%d" % n for n in range(20)))
+        witness.produce_batch(topic, bytes(batch.encode(-1, -1, -1)))
         return new_consumer(topic, auto_offset_reset="earliest", **options)
 
     return make
