@@ -21,7 +21,7 @@ ITERATORS = [
 @pytest.fixture(params=ITERATORS)
 def read(request, monkeypatch, new_topic, new_consumer, witness):
     """Return a function that creates a consumer of a topic with 20 records in one batch."""
-    batch = BatchWriter(100_000)
+    batch = BatchWriter(100_000, is_transactional=False)
     for number in range(20):
         batch.append(None, b"%d" % number)
     monkeypatch.setattr(consumer_module, "record_iterator", record_iterator if request.param else None)
