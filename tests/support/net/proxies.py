@@ -82,7 +82,11 @@ class ProxyProcess:
     def stop(self) -> None:
         """End the process, and with it all its connections."""
         self._process.terminate()
-        self._process.wait(10)
+        try:
+            self._process.wait(3)
+        except subprocess.TimeoutExpired:  # On Python 3.14, the SOCKS server waits for its connections.
+            self._process.kill()
+            self._process.wait(10)
 
     def __enter__(self) -> Self:
         self.start()
