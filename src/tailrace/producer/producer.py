@@ -305,8 +305,10 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
         if self._layered is not None:
             return await self._enqueue_instrumented(self._layered, record)
         future = self._append_now(engine, record)
-        if future is None or engine.sender.is_batch_due:
-            return await self._append_or_yield(engine, record, future)
+        if future is None:
+            future = await self._append_later(engine, record)
+        if engine.sender.is_batch_due:
+            await engine.sender.yield_to_batch()
         return future
 
     async def publish_encoded(self, record: OutgoingRecord) -> Published:
@@ -341,7 +343,7 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
                 elif (future := self._append_now(engine, record)) is not None:
                     futures.append(future)
                 else:
-                    futures.append(await self._append_or_yield(engine, record, None))
+                    futures.append(await self._append_later(engine, record))
                 if engine.sender.is_batch_due:
                     await engine.sender.yield_to_batch()
         except BaseException:
@@ -443,9 +445,9 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
     def _append_now(
         self, engine: RecordProducer | TransactionalProducer, record: OutgoingRecord
     ) -> asyncio.Future[Published] | None:
-        """Add a record to a batch and return its future; return None if this takes a wait, or no transaction is open.
+        """Add a record to a batch and return its future; return None if only ``_append_later`` can.
 
-        Unless ``is_batch_due`` is False and the result is a future, the caller awaits ``_append_or_yield``.
+        The caller awaits ``yield_to_batch`` of the sender if ``is_batch_due``.
         """
         if record_trace.get() or OPENTELEMETRY in sys.modules:
             record = _with_current_trace(record)
@@ -454,17 +456,10 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
             self._check_size(record)
         return engine.send_now(record)
 
-    async def _append_or_yield(
-        self,
-        engine: RecordProducer | TransactionalProducer,
-        record: OutgoingRecord,
-        future: asyncio.Future[Published] | None,
+    async def _append_later(
+        self, engine: RecordProducer | TransactionalProducer, record: OutgoingRecord
     ) -> asyncio.Future[Published]:
-        """Complete ``_append_now``, which has returned ``future``."""
-        if future is not None:
-            if engine.sender.is_batch_due:
-                await engine.sender.yield_to_batch()
-            return future
+        """Add a record that waits for metadata or memory; raise the error if no transaction is open."""
         if isinstance(engine, TransactionalProducer) and engine.state in {
             ProducerState.READY,
             ProducerState.UNINITIALIZED,
@@ -475,7 +470,12 @@ class Producer(Generic[KeyT_contra, ValueT_contra]):
     async def _append(
         self, engine: RecordProducer | TransactionalProducer, record: OutgoingRecord
     ) -> asyncio.Future[Published]:
-        return await self._append_or_yield(engine, record, self._append_now(engine, record))
+        future = self._append_now(engine, record)
+        if future is None:
+            future = await self._append_later(engine, record)
+        if engine.sender.is_batch_due:
+            await engine.sender.yield_to_batch()
+        return future
 
     async def _encode_message(self, message: Message, topic: str | None) -> OutgoingRecord:
         to = message.topic or topic
