@@ -10,7 +10,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from tailrace import BrokerError, InvalidTopicError, UnknownTopicError
 from tailrace.protocol.records import ListOffsetsPartition, ListOffsetsRequest
-from tailrace.testing import KafkaServerError
+from tailrace.testing import KafkaServer, KafkaServerError
+from tests.support.consumer_group import until
 
 
 @pytest.fixture
@@ -70,6 +71,21 @@ def test_a_created_topic_has_its_configuration(kafka_server, admin, name):
     assert found["cleanup.policy"] == "compact,delete"
     assert found["preallocate"] == "true"
     assert found["compression.type"] == "producer"
+
+
+async def test_records_of_old_timestamps_stay(name):
+    """Records of any age stay; a topic with retention.ms loses the older ones."""
+    often = {"log.retention.check.interval.ms": 100, "log.initial.task.delay.ms": 100}
+    with KafkaServer(config=often) as server:
+        server.create_topic(name)
+        server.create_topic(f"{name}-short", config={"retention.ms": 60_000})
+        producer = Producer({"bootstrap.servers": server.bootstrap_servers})
+        for topic in (name, f"{name}-short"):
+            producer.produce(topic, b"old", timestamp=1_000_000_000_000)
+            assert producer.flush(20) == 0
+        await until(lambda: bounds_of(server, f"{name}-short", 0) == (1, 1))
+
+        assert bounds_of(server, name, 0) == (0, 1)
 
 
 def test_automatic_topic_creation_is_disabled(kafka_server, admin, name):

@@ -50,6 +50,8 @@ _DEFAULTS: Mapping[str, str] = {
     "transaction.state.log.num.partitions": "2",
     "share.coordinator.state.topic.num.partitions": "2",
     "log.cleaner.dedupe.buffer.size": "2097152",
+    # Tests choose old timestamps. A topic has its own retention.ms if it needs one.
+    "log.retention.ms": "-1",
     "controlled.shutdown.retry.backoff.ms": "200",
     # Sessions are short, because a killed broker can restart only after its session with the controller has expired.
     "broker.session.timeout.ms": "3000",

@@ -159,7 +159,7 @@ async def test_commit_without_arguments_replaces_a_chosen_offset(new_topic, new_
 
 async def test_a_commit_stays_through_an_offset_reset(new_topic, kafka_server, new_consumer, witness, group):
     """A commit stays if the records at the position were deleted, so that the position is reset."""
-    topic, events = new_topic(retention_ms=-1), EventRecorder()
+    topic, events = new_topic(), EventRecorder()
     witness.fill(topic, 1, 10)
     place = TopicPartition(topic, 0)
     cut(kafka_server, topic, 1, 6)

@@ -34,7 +34,7 @@ def stamped(kafka_server, new_topic):
     """Return a function that creates topics of records a second apart, and deletes the first ``gone`` ones."""
 
     def make(count: int = 100, *, partitions: int = 1, gone: int = 0) -> str:
-        topic = new_topic(partitions, retention_ms=-1)
+        topic = new_topic(partitions)
         producer = Producer({"bootstrap.servers": kafka_server.bootstrap_servers})
         for partition in range(partitions):
             for n in range(count):

@@ -50,6 +50,7 @@ def zookeeper_broker(version: str) -> Iterator[str]:
         "offsets.topic.replication.factor=1\noffsets.topic.num.partitions=4\n"
         "transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n"
         "transaction.state.log.num.partitions=4\nlog.cleaner.dedupe.buffer.size=2097152\n"
+        "log.retention.ms=-1\n"
     )
     # The class path has no log4j, which ZooKeeper would register in JMX.
     options = ["-Xmx384m", "-XX:+UseSerialGC", "-Dzookeeper.jmx.log4j.disable=true", "-cp", ":".join(map(str, jars))]
