@@ -38,7 +38,7 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="run only tests that start no broker and no other server")
+    parser.addoption("--quick", action="store_true", help="run only tests that start no broker, no other server and no type checker")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -66,7 +66,8 @@ def pytest_collection_finish() -> None:
 
 
 STARTS_SERVER = re.compile(
-    r"\b(Kafka(Server|Cluster)|running_(broker|service)|spark_session|SparkSession|Popen|SchemaRegistryServer)\b"
+    r"\b(Kafka(Server|Cluster)|running_(broker|registry|service)|spark_session|SparkSession|Popen|SchemaRegistryServer"
+    r"|running\(\"kafka|basedpyright)\b"
 )
 
 
