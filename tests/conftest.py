@@ -38,7 +38,9 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="run only tests that start no broker, no other server and no type checker")
+    parser.addoption(
+        "--quick", action="store_true", help="run only tests that start no broker, no other server and no type checker"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
