@@ -68,7 +68,7 @@ def pytest_collection_finish() -> None:
 
 
 STARTS_SERVER = re.compile(
-    r"\b(Kafka(Server|Cluster)|running_(broker|registry|service)|spark_session|SparkSession|Popen|SchemaRegistryServer"
+    r"\b(Kafka(Server|Cluster)|running_(broker|postgresql|registry|service)|spark_session|SparkSession|Popen|SchemaRegistryServer"
     r"|running\(\"kafka|basedpyright)\b"
 )
 
