@@ -9,6 +9,7 @@ import pytest
 from tailrace import Consumer
 from tailrace.testing import KafkaServer
 from tests.support.kip848_broker import QUICK, Kip848Broker
+from tests.support.net.open_connections import wait_for_coordinators
 from tests.support.proxied_broker import ProxiedBroker
 
 
@@ -16,6 +17,7 @@ from tests.support.proxied_broker import ProxiedBroker
 def quick_server() -> Iterator[KafkaServer]:
     """Start a broker behind a fault proxy with short heartbeat intervals for groups of the consumer protocol."""
     with KafkaServer(proxied=True, config=QUICK) as server:
+        wait_for_coordinators(server)
         yield server
 
 
@@ -43,6 +45,7 @@ def quick(proxied_server) -> Kip848Broker:
 def observed_server() -> Iterator[KafkaServer]:
     """Start a broker behind a fault proxy with Kafka's defaults for groups."""
     with KafkaServer(proxied=True) as server:
+        wait_for_coordinators(server)
         yield server
 
 

@@ -66,9 +66,9 @@ class CommittedRecords:
         writer = Producer(self._common, logger=self._logger)
         for partition in open_ends:
             writer.produce(topic, _END, partition=partition)
-        assert writer.flush(20) == 0
+        assert writer.flush(60) == 0
         reader.assign([TopicPartition(topic, partition, 0) for partition in open_ends])
-        found, deadline = [], time.monotonic() + 20
+        found, deadline = [], time.monotonic() + 60
         while open_ends:
             assert time.monotonic() < deadline, f"an open transaction hides the end of {open_ends}"
             for message in reader.consume(500, 0.01):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -58,7 +59,8 @@ class ManualMember:
         offer = JoinGroupProtocol(protocol, encode_subscription(MemberSubscription(topics)))
         session_ms = round(session_s * 1000)
         # The first response contains the member id, or an error of a coordinator that is loading.
-        for _ in range(20):
+        give_up_at = time.monotonic() + 60
+        while time.monotonic() < give_up_at:
             join = JoinGroupRequest(self._group, session_ms, 60_000, self.member_id, protocol_type, (offer,))
             joined = await (await self._coordinator()).send(join, timeout_s=60)
             self.member_id = joined.member_id

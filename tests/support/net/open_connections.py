@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +16,7 @@ from tailrace.net.dialer import Dialer
 from tailrace.observe.hooks import Observer
 from tailrace.protocol.groups import OffsetFetchRequest
 from tailrace.protocol.metadata import BrokerMetadata, FindCoordinatorRequest
+from tailrace.testing import KafkaServer
 from tests.support.event_recorder import EventRecorder
 
 
@@ -66,11 +68,24 @@ def local_address(connection: Connection) -> tuple[str, int]:
 
 async def coordinated(broker: Broker, group: str) -> None:
     """Wait until the only broker coordinates the group; a new broker creates the offsets topic first."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await broker.send(FindCoordinatorRequest(group))).error_code:  # noqa: ASYNC110 - a request each time
             await asyncio.sleep(0.05)
         while (await broker.send(OffsetFetchRequest(group, None))).error_code:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+
+
+def wait_for_coordinators(server: KafkaServer) -> None:
+    """Wait until a new broker coordinates groups, which would have to repeat their first requests before."""
+
+    async def wait() -> None:
+        async with broker_at(f"127.0.0.1:{server.node.ports.internal}") as broker:
+            await broker.connect()
+            for group in "abcd":  # one for each partition of the offsets topic
+                await coordinated(broker, group)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, wait()).result()
 
 
 async def _let_transports_go() -> None:

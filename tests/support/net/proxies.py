@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Self
 
+from tailrace.embedded.cluster import free_ports
+
 _WITH_LOOP = (
     "import asyncio, runpy; asyncio.set_event_loop(asyncio.new_event_loop());"
     "runpy.run_module('asyncio_socks_server', run_name='__main__', alter_sys=True)"
@@ -29,8 +31,7 @@ class ProxyProcess:
 
     def __init__(self, kind: str, folder: Path, *, needs_password: bool = False) -> None:
         self.kind, self._folder, self._needs_password = kind, folder, needs_password
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        (self.port,) = free_ports(1)
         self._log = folder / f"proxy-{self.port}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
