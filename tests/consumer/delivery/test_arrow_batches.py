@@ -374,7 +374,7 @@ async def test_a_rebalance_loses_and_repeats_no_row(new_topic, new_consumer, wit
                 third_batch.set()
             if not rows["second"]:
                 # Leave records for the second member.
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.5)
             if len(rows["first"]) + len(rows["second"]) >= 2_000:
                 all_read.set()
 

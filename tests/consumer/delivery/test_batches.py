@@ -60,18 +60,19 @@ async def test_the_next_poll_finishes_a_batch_and_stop_ends_the_loop(new_topic, 
     consumer = new_consumer(topic, group_id=group)
     await consumer.start()
     seen = []
-    second = asyncio.Event()
+    second, may_go_on = asyncio.Event(), asyncio.Event()
 
     async def read() -> None:
         async for batch in consumer.batches(max_records=20):
             seen.append(len(batch))
             if len(seen) == 2:
                 second.set()
-                await asyncio.sleep(0.2)
+                await may_go_on.wait()
 
     reading = asyncio.create_task(read())
     await second.wait()
     await consumer.stop()
+    may_go_on.set()
     await asyncio.wait_for(reading, 15)
 
     assert seen == [20, 20]

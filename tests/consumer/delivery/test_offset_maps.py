@@ -208,7 +208,7 @@ async def test_the_offset_map_is_kept_while_its_records_are_in_flight(topic, by_
     async with by_hand(topic) as first:
         await finish_all_but({3, 50, 77}, first, 100)
     async with by_hand(topic, ack="auto") as second:
-        records = await second.getmany(max_records=4, timeout_ms=1_000)
+        records = await second.getmany(max_records=4, min_records=3)
         await second.commit({TopicPartition(topic, 0): 3})
         metadata = decode_metadata(await witness.metadata(group, topic), 3)
 

@@ -61,7 +61,7 @@ async def test_without_a_group_only_new_records_are_delivered(new_topic, new_con
         await consumer.position(TopicPartition(topic, 0))
         witness.produce(topic, [b"after"])
 
-        assert (await consumer.getone(timeout_ms=10_000)).value == b"after"
+        assert (await consumer.getone(timeout_ms=30_000)).value == b"after"
 
 
 async def test_a_canceled_getone_loses_no_record(new_topic, new_consumer, witness, group):

@@ -69,7 +69,7 @@ async def test_commits_by_number_and_by_interval_restart_each_other(kafka, group
     topic, events = kafka.topic_with(400), EventRecorder()
     options = {
         "auto_commit_every_records": 100,
-        "auto_commit_interval_ms": 3_000,
+        "auto_commit_interval_ms": 6_000,
         "client_id": group,
         "hooks": [events],
     }
@@ -86,7 +86,7 @@ async def test_commits_by_number_and_by_interval_restart_each_other(kafka, group
         by_number, by_time = (frame.at for frame in kafka.proxy.requests(OffsetCommitRequest, client_id=group))
 
         assert commits(kafka, group) == [100, 151]
-        assert by_time - by_number >= 2.6
+        assert by_time - by_number >= 5.6
 
 
 async def test_an_explicit_commit_restarts_the_count(kafka, group):
@@ -286,11 +286,12 @@ async def test_offset_commit_max_retries_limits_attempts(kafka, group):
 
     with kafka.proxy.edit_answer(OffsetCommitRequest, refusing(14), times=None) as refused:
         async with kafka.consumer(topic, group_id=group, client_id=group, hooks=[events], **options) as consumer:
-            await read(consumer, 2)
+            # The start offset is committed, too, so that the error may come before a record.
+            reading = asyncio.create_task(read(consumer, 11))
             await events.wait_for(CommitFailed)
             count = refused.count
             with pytest.raises(CommitFailedError, match="after 6 attempts"):
-                await consumer.getone()
+                await reading
 
     assert count == 6
 
@@ -364,7 +365,7 @@ async def test_a_refused_commit_is_repeated(kafka, group, code, is_soon):
     topic, events = kafka.topic_with(10), EventRecorder()
     options = {
         "auto_commit_every_records": 3,  # which makes the first one
-        "auto_commit_interval_ms": 40_000 if is_soon else 1_000,
+        "auto_commit_interval_ms": 40_000 if is_soon else 3_000,
         "client_id": group,
         "hooks": [events],
     }
@@ -376,7 +377,7 @@ async def test_a_refused_commit_is_repeated(kafka, group, code, is_soon):
             first, second = (one.at for one in kafka.proxy.requests(OffsetCommitRequest, client_id=group))
             looked_up = [one.at for one in kafka.proxy.requests(FindCoordinatorRequest, client_id=group)]
 
-    assert is_soon or second - first >= 0.9
+    assert is_soon or second - first >= 2.7
     assert any(first < at < second for at in looked_up) is (code == 16)
 
 

@@ -12,6 +12,7 @@ from tailrace.observe.events import PartitionsRevoked, TopicRecreated
 from tailrace.protocol.groups import ConsumerGroupHeartbeatRequest
 from tailrace.protocol.handshake import ApiVersionsRequest
 from tailrace.protocol.metadata import MetadataRequest
+from tailrace.protocol.records import FetchRequest
 from tests.support.consumer_group import until
 
 OFFSET_COMMIT = 8
@@ -29,6 +30,7 @@ async def recreate_unseen(consumer, broker, topic):
     """Recreate the topic while it is paused, so that the member does not see it missing and release its partitions."""
     consumer.pause()
     await asyncio.sleep(1.5)  # the fetch in flight ends after fetch_max_wait_ms
+    await until(lambda: len(broker.proxy.requests(FetchRequest)) <= len(broker.proxy.answers(FetchRequest)))
     await asyncio.to_thread(recreate, broker, topic)
     consumer.resume()
 
@@ -132,7 +134,7 @@ async def test_a_commit_before_the_new_topic_is_assigned_is_refused(quick, group
         consumer.pause()
         await consumer.seek(TopicPartition(topic, 0), 0)
         with quick.proxy.hold_request(ConsumerGroupHeartbeatRequest, times=None) as heartbeats:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await heartbeats.wait_applied()
             await asyncio.to_thread(recreate, quick, topic)
             await until(lambda: len(ids()) > 1)
