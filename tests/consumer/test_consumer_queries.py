@@ -91,7 +91,7 @@ async def test_assigned_raises_what_ends_the_consumer(kafka, group):
         async with kafka.consumer(topic, group_id=group, client_id=group) as consumer:
             await until(lambda: bool(kafka.proxy.answers(JoinGroupRequest, client_id=group)))
             with pytest.raises(GroupAuthorizationFailedError):
-                await consumer.assigned(timeout_ms=2_000)
+                await consumer.assigned(timeout_ms=20_000)
 
 
 async def test_assigned_ends_with_the_consumer(new_topic, new_consumer, group):

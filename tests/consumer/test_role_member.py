@@ -217,7 +217,7 @@ async def test_a_role_cannot_stop_its_member(kafka, group):
                 await one.stop()
             stopped.append(asyncio.create_task(one.stop()))
 
-    async with member(kafka, group, Leaves()) as one, asyncio.timeout(10):
+    async with member(kafka, group, Leaves()) as one, asyncio.timeout(30):
         await until(lambda: bool(stopped))
         await stopped[0]
 

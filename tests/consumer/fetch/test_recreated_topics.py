@@ -93,7 +93,7 @@ async def test_a_recreated_topic_is_read_only_by_members_to_which_it_is_assigned
         await crew.shares(2, 2)
         await crew.handle(40)
         with quick.proxy.hold_request(ConsumerGroupHeartbeatRequest, times=None) as heartbeats:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await heartbeats.wait_applied()
             first.records.clear()
             second.records.clear()

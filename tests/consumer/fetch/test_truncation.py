@@ -35,7 +35,7 @@ async def test_a_truncated_log_is_read_from_where_it_diverges(witness_of, group)
         first = [await consumer.getone() for _ in range(10)]
         with witness_of.proxy.edit_answer(FetchRequest, cut_at(6), times=None):
             witness_of.produce(topic, [b"more"])
-            again = [await consumer.getone(timeout_ms=10_000) for _ in range(4)]
+            again = [await consumer.getone(timeout_ms=30_000) for _ in range(4)]
             event = await events.wait_for(LogTruncated)
         asked = [frame.message.partitions for frame in witness_of.proxy.requests(FetchRequest, client_id=group)]
 
@@ -57,7 +57,7 @@ async def test_records_in_flight_at_a_truncation_are_delivered_again(witness_of,
         with witness_of.proxy.edit_answer(FetchRequest, cut_at(4), times=None):
             witness_of.produce(topic, [b"more"])
             event = await events.wait_for(LogTruncated)
-            again = [await consumer.getone(timeout_ms=10_000) for _ in range(9)]
+            again = [await consumer.getone(timeout_ms=30_000) for _ in range(9)]
         are_new = [consumer.ack(record) for record in (*first, *again[:1])]
 
     assert numbers(again) == list(range(2, 11))
@@ -79,9 +79,9 @@ async def test_a_truncation_raises_with_policy_none(witness_of, group):
             witness_of.produce(topic, [b"more"])
             for _ in range(2):
                 with pytest.raises(LogTruncatedError) as caught:
-                    await consumer.getone(timeout_ms=10_000)
+                    await consumer.getone(timeout_ms=30_000)
         partition = next(iter(consumer.assignment()))
         await consumer.seek(partition, caught.value.end_offset)
-        record = await consumer.getone(timeout_ms=10_000)
+        record = await consumer.getone(timeout_ms=30_000)
 
     assert (caught.value.offset, caught.value.end_offset, record.offset) == (10, 6, 6)

@@ -147,7 +147,7 @@ async def test_members_without_a_common_assignor_raise(new_topic, new_consumer, 
         await events.wait_for(PartitionsAssigned)
         async with new_consumer(topic, group_id=group, partition_assignment_strategy="roundrobin") as second:
             with pytest.raises(NoCommonAssignorError, match="partition_assignment_strategy"):
-                await second.getone(timeout_ms=10_000)
+                await second.getone(timeout_ms=30_000)
         assert frozenset({TopicPartition(topic, 0)}) == first.assignment()
 
 

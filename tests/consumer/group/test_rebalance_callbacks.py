@@ -203,7 +203,7 @@ async def test_an_exception_in_the_callback_is_raised_by_the_next_call(new_topic
 
     async with new_consumer(topic, group_id=group, **option) as consumer:
         with pytest.raises(RebalanceError, match="the store is down") as caught:
-            await consumer.getone(timeout_ms=10_000)
+            await consumer.getone(timeout_ms=30_000)
 
     assert isinstance(caught.value.__cause__, ValueError)
     assert await witness.committed(group, topic, 1) == {}
@@ -265,7 +265,7 @@ async def test_a_task_started_by_a_callback_may_read(new_topic, new_consumer, wi
 
     def begin(consumer, _old, new):
         if new:
-            tasks.append(asyncio.create_task(consumer.getone(timeout_ms=10_000)))
+            tasks.append(asyncio.create_task(consumer.getone(timeout_ms=30_000)))
 
     async with new_consumer(topic, group_id=group, post_rebalance_callback=begin):
         await until(lambda: bool(tasks))

@@ -157,7 +157,7 @@ async def owners(witness, group, *topics):
 async def wait_for_owners(witness, group, *topics, partitions):
     """Wait until each partition of ``topics`` has one owner."""
     expected = Counter(TopicPartition(topic, n) for topic in topics for n in range(partitions))
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         while await owners(witness, group, *topics) != expected:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.1)
 

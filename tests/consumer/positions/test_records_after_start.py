@@ -18,7 +18,7 @@ both_protocols = pytest.mark.parametrize("protocol", ["classic", "consumer"])
 
 
 async def first_value(consumer) -> bytes | None:
-    record = await consumer.getone(timeout_ms=5_000)
+    record = await consumer.getone(timeout_ms=20_000)
     return None if record is None else record.value
 
 
@@ -86,7 +86,7 @@ async def test_an_app_handles_what_is_written_after_wait_ready(kafka, group, del
             faults.close()
             await ready
             kafka.produce(topic, [b"after"])
-            await asyncio.wait_for(handled.wait(), 10)
+            await asyncio.wait_for(handled.wait(), 30)
 
 
 async def test_start_is_bounded_if_the_leader_does_not_answer(kafka):

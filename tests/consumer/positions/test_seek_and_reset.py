@@ -145,7 +145,7 @@ async def test_a_seek_with_a_silent_leader_times_out(witness_of, group):
     """If the leader does not answer, seek_to_end() raises after default_api_timeout_ms and stays in effect."""
     topic = witness_of.topic_with(10)
 
-    async with witness_of.consumer(topic, group_id=group, default_api_timeout_ms=700) as consumer:
+    async with witness_of.consumer(topic, group_id=group, default_api_timeout_ms=2_000) as consumer:
         await consumer.getone()
         with witness_of.proxy.hold_answer(ListOffsetsRequest) as held:
             with pytest.raises(RequestTimedOutError, match="no position"):
@@ -333,7 +333,7 @@ async def test_partitions_added_later_are_read_from_their_first_record(
         assert [await one.position(TopicPartition(topic, 0)) for one in (member, alone)] == [0, 0]
         kafka_server.add_partitions(topic, 2)
         witness.produce(topic, [b"early"], partition=1)
-        found = [await one.getone(timeout_ms=15_000) for one in (member, alone)]
+        found = [await one.getone(timeout_ms=30_000) for one in (member, alone)]
 
     assert [(record.partition, record.offset) for record in found] == [(1, 0), (1, 0)]
 

@@ -145,7 +145,8 @@ async def test_a_commit_with_a_stale_epoch_is_repeated_after_a_heartbeat(quick, 
     topic, events = quick.topic_with(10), EventRecorder()
     await quick.configure(group, consumer_heartbeat_interval_ms=15_000)
 
-    async with quick.consumer(topic, group_id=group, client_id=group, hooks=[events]) as consumer:
+    options = {"client_id": group, "auto_commit_interval_ms": 600_000, "hooks": [events]}
+    async with quick.consumer(topic, group_id=group, **options) as consumer:
         for _ in range(10):
             await consumer.getone()
         beats = len(quick.heartbeats(group))
@@ -242,7 +243,7 @@ async def test_a_failure_in_the_broker_is_retried(quick, group, kind):
         with quick.proxy.edit_answer(kind, edit) as fault:
             if kind is OffsetCommitRequest:
                 await consumer.commit()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await fault.wait_applied()
         got += [(await consumer.getone()).offset for _ in range(5)]
 

@@ -70,7 +70,7 @@ async def test_heartbeats_follow_the_interval_that_the_broker_sends(quick, group
 
     async with quick.consumer(topic, group_id=group, client_id=group):
         await until(lambda: any(map(has_no_changes, quick.heartbeats(group))))
-        for interval_ms in (100, 500):
+        for interval_ms in (500, 100):
             await quick.configure(group, consumer_heartbeat_interval_ms=interval_ms)
             await until(
                 lambda ms=interval_ms: [a.heartbeat_interval_ms for a in quick.responses(group)[-5:]] == [ms] * 5
@@ -79,9 +79,9 @@ async def test_heartbeats_follow_the_interval_that_the_broker_sends(quick, group
             beats = quick.proxy.requests(ConsumerGroupHeartbeatRequest, client_id=group)[: len(answers)]
             pauses[interval_ms] = [beat.at - before.at for before, beat in zip(answers[-5:], beats[-4:], strict=False)]
 
-    # The broker's default is 300 ms. Any pause may be longer on a busy machine.
+    # Any pause may be longer on a busy machine.
     assert all(pause >= ms / 1000 for ms in pauses for pause in pauses[ms]), pauses
-    assert min(pauses[100]) < 0.3, pauses
+    assert min(pauses[100]) < 0.5, pauses
 
 
 async def test_the_session_timeout_is_the_groups_configuration(quick, group):

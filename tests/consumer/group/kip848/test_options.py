@@ -22,7 +22,7 @@ async def test_a_topic_created_later_matches_a_pattern(quick, group):
     quick.produce(first, [b"1"])
 
     async with quick.consumer(pattern=rf"{group}-(first|\pL+nd)", group_id=group, client_id=group) as consumer:
-        got = [await consumer.getone(timeout_ms=10_000)]
+        got = [await consumer.getone(timeout_ms=30_000)]
         quick.server.create_topic(second)
         quick.produce(second, [b"2"])
         got.append(await consumer.getone(timeout_ms=30_000))
@@ -42,7 +42,7 @@ async def test_a_compiled_pattern_keeps_its_flags(quick, group):
     pattern = re.compile(f"{group}-mixed", re.IGNORECASE)
 
     async with quick.consumer(pattern=pattern, group_id=group) as consumer:
-        assert (await consumer.getone(timeout_ms=10_000)).value == b"1"
+        assert (await consumer.getone(timeout_ms=30_000)).value == b"1"
 
 
 @pytest.mark.parametrize("pattern", ["orders(", "(?=orders)orders", "(a)\\1"])
@@ -50,7 +50,7 @@ async def test_a_pattern_that_the_broker_refuses_raises(quick, group, pattern):
     """A pattern that RE2 does not support raises ConfigurationError at the next poll."""
     async with quick.consumer(pattern=pattern, group_id=group) as consumer:
         with pytest.raises(ConfigurationError, match="pattern"):
-            await consumer.getone(timeout_ms=10_000)
+            await consumer.getone(timeout_ms=30_000)
 
 
 @pytest.mark.parametrize("assignor", ["range", "uniform"])
@@ -76,7 +76,7 @@ async def test_an_assignor_that_the_broker_lacks_raises(quick, group):
     """An assignor that the broker does not have raises ConfigurationError at the next poll."""
     async with quick.consumer(quick.topic(), group_id=group, group_remote_assignor="magic") as consumer:
         with pytest.raises(ConfigurationError, match="group_remote_assignor"):
-            await consumer.getone(timeout_ms=10_000)
+            await consumer.getone(timeout_ms=30_000)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ async def test_a_broker_with_the_protocol_switched_off_raises(group):
         options = {"bootstrap_servers": server.bootstrap_servers, "group_id": group, "group_protocol": "consumer"}
         async with Consumer(group, **options) as consumer:
             with pytest.raises(UnsupportedVersionError, match="group_protocol='classic'"):
-                await consumer.getone(timeout_ms=10_000)
+                await consumer.getone(timeout_ms=30_000)
 
 
 async def test_a_broker_without_the_protocol_raises(quick, group):
