@@ -294,12 +294,12 @@ async def test_the_cluster_is_bootstrapped_again_when_all_brokers_are_gone(own_k
         await cluster.bootstrap()
         # The other broker stands for another one of the same cluster.
         cluster.topology = dataclasses.replace(cluster.topology, cluster_id=None)
-        old = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="the coordinator")
+        old = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=60, what="the coordinator")
         await asyncio.to_thread(own_kafka.stop)
         await cluster.refresh()
 
         assert cluster.topology.cluster_id is not None
-        new = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="the coordinator")
+        new = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=60, what="the coordinator")
         assert new.port != old.port
         assert await new.send(MetadataRequest(()))
     (failed,) = events.of(MetadataRefreshFailed)
@@ -315,7 +315,7 @@ async def test_concurrent_coordinator_lookups_share_one_request(kafka, address, 
     events = EventRecorder()
     async with cluster_at(address, client_id=name, events=events) as cluster:
         await cluster.bootstrap()
-        await cluster.retrying(lambda: cluster.coordinator(f"{name}-first"), timeout_s=20, what="any coordinator")
+        await cluster.retrying(lambda: cluster.coordinator(f"{name}-first"), timeout_s=60, what="any coordinator")
         before = len(asked(kafka, FindCoordinatorRequest, name))
         found = await asyncio.gather(*(cluster.coordinator(name) for _ in range(10)))
         assert len(asked(kafka, FindCoordinatorRequest, name)) == before + 1
@@ -337,7 +337,7 @@ async def test_a_coordinator_lookup_bootstraps_again(kafka, address, name):
         async with cluster_at(address) as cluster:
             with kafka.proxy.edit_answer(MetadataRequest, lambda answer: replace(answer, brokers=(gone,))):
                 await cluster.bootstrap()
-            found = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="the coordinator")
+            found = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=60, what="the coordinator")
 
     assert found.address == address
 
@@ -369,7 +369,7 @@ async def test_a_coordinator_is_used_at_the_address_of_its_lookup(kafka, address
         async with cluster_at(address) as cluster:
             await cluster.bootstrap()
             assert cluster.broker(1).address == dead
-            found = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="the coordinator")
+            found = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=60, what="the coordinator")
 
             assert (found.id, found.address) == (1, address)
             assert await found.send(MetadataRequest(()))
@@ -383,7 +383,7 @@ async def test_an_operation_is_retried_at_the_new_address_of_a_broker(kafka, add
                 await cluster.bootstrap()
 
             assert await cluster.retrying(
-                lambda: cluster.broker(1).send(MetadataRequest(())), timeout_s=5, what="sending a request"
+                lambda: cluster.broker(1).send(MetadataRequest(())), timeout_s=30, what="sending a request"
             )
 
 
@@ -399,7 +399,7 @@ async def test_a_failed_coordinator_lookup_stores_no_coordinator(kafka, address,
         with kafka.proxy.edit_answer(FindCoordinatorRequest, refused), pytest.raises(BrokerError, match=message):
             await cluster.coordinator(name)
         assert cluster.coordinator_id(name) is None
-        assert await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="the coordinator")
+        assert await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=60, what="the coordinator")
 
 
 async def test_a_coordinator_that_left_the_cluster_is_looked_up_again(kafka, address, name):
@@ -410,7 +410,7 @@ async def test_a_coordinator_that_left_the_cluster_is_looked_up_again(kafka, add
 
     async with cluster_at(address) as cluster:
         await cluster.bootstrap()
-        await cluster.retrying(lambda: cluster.coordinator(f"{name}-first"), timeout_s=20, what="any coordinator")
+        await cluster.retrying(lambda: cluster.coordinator(f"{name}-first"), timeout_s=60, what="any coordinator")
         with kafka.proxy.edit_answer(FindCoordinatorRequest, another):
             assert (await cluster.coordinator(name)).id == 7
         assert (await cluster.coordinator(name)).id == 7
@@ -507,7 +507,7 @@ async def test_close_closes_every_connection(kafka, address, name):
         sockets = Sockets(kafka.proxy.port)
         await cluster.bootstrap()
         await cluster.refresh()
-        coordinator = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="the coordinator")
+        coordinator = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=60, what="the coordinator")
         await coordinator.connect(Channel.OFFSETS)
         assert len(sockets.now()) == 2
         cluster.close()

@@ -136,7 +136,11 @@ async def test_a_proxy_that_is_down_is_named(direct, scheme):
     assert " - is it running? check proxy_url" in str(error)
 
 
-async def test_a_proxy_whose_name_is_unknown_is_named(direct, scheme):
+async def test_a_proxy_whose_name_is_unknown_is_named(direct, scheme, monkeypatch):
+    def getaddrinfo(*_arguments, **_more):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     error = await failure(direct, f"{scheme}://{CREDENTIALS}@no-such-host.invalid:1080")
 
     assert "the proxy at no-such-host.invalid:1080 cannot be reached: Name or service not known" in str(error)

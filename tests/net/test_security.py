@@ -48,13 +48,13 @@ async def test_each_security_setup_works(secured, caplog, name):
 
     async with reached(secured, events=events) as cluster:
         await cluster.bootstrap()
-        coordinator = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=20, what="a coordinator")
+        coordinator = await cluster.retrying(lambda: cluster.coordinator(name), timeout_s=60, what="a coordinator")
         await coordinator.connect()
         await cluster.retrying(
-            lambda: coordinator.send(OffsetFetchRequest(name, None)), timeout_s=20, what="committed offsets"
+            lambda: coordinator.send(OffsetFetchRequest(name, None)), timeout_s=60, what="committed offsets"
         )
         await cluster.retrying(  # a session may end on the way
-            lambda: coordinator.send(FindCoordinatorRequest(name), owner="m"), timeout_s=20, what="an answer"
+            lambda: coordinator.send(FindCoordinatorRequest(name), owner="m"), timeout_s=60, what="an answer"
         )
         shown = [repr(each) for each in (cluster, coordinator, cluster.config, Dialer(cluster.config))]
 

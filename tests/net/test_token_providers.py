@@ -160,11 +160,14 @@ async def test_a_token_is_cached_and_renewed_before_it_expires(validating, ident
     identity_provider.lifetime_s = 2.0
     topic = "renewed"
     validating.create_topic(topic, 1)
+    began = time.monotonic()
     async with Consumer(topic, **{**validating.client_options, **oidc}, auto_offset_reset="earliest") as consumer:
         # Requests of the fetch loop renew the session.
         assert await consumer.getmany(timeout_ms=5_000) == []
+    took = time.monotonic() - began
 
-    assert 3 <= len(identity_provider.requests) <= 6
+    # The lifetime in a token is of whole seconds, and may be one second shorter.
+    assert 3 <= len(identity_provider.requests) <= 2 + took
 
 
 async def test_concurrent_callers_share_one_token_request(identity_provider, oidc):
@@ -366,7 +369,8 @@ def clock(monkeypatch) -> Clock:
 async def test_a_valid_token_is_used_when_its_renewal_fails(identity_provider, oidc, clock, fault, reason):
     """While a token is valid, a failed renewal has no effect but one event; after the token's end, it is an error."""
     events = []
-    provide = provider_of(events.append, **oidc, socket_connection_setup_timeout_ms=400)
+    # A renewal is waited for for a quarter of this time.
+    provide = provider_of(events.append, **oidc, socket_connection_setup_timeout_ms=400 if fault == "hangs" else 8_000)
     first = await provide()
     match fault:
         case "hangs":
@@ -383,11 +387,11 @@ async def test_a_valid_token_is_used_when_its_renewal_fails(identity_provider, o
     assert event.provider == "oidc"
     assert reason in event.reason
     assert not [one for one in (repr(event), *shown_by(event.exception)) if holds_a_secret(one) or first in one]
-    assert len(identity_provider.requests) == 2
+    await until(lambda: len(identity_provider.requests) == 2)
 
     clock.ahead_s = 61
     with pytest.raises(TimeoutError if fault == "hangs" else BrokerConnectionError):
-        await asyncio.wait_for(provide(), 0.5)
+        await asyncio.wait_for(provide(), 0.5 if fault == "hangs" else 30)
     assert len(events) == 1
 
     if fault != "hangs":
@@ -761,9 +765,9 @@ def test_a_command_signs_in_with_each_name(with_group, identity_provider, tmp_pa
                 "TAILRACE_SOCKET_CONNECTION_SETUP_TIMEOUT_MS": "60000",
             },
         )  # fmt: skip
+        assert done.returncode == 0, done.stderr
     with_group.proxy.restore()
 
-    assert done.returncode == 0, done.stderr
     assert "not-the-s3cret" not in done.stdout + done.stderr
     # The connections of one command share one token; a function is called for each.
     assert len(set(sent)) == 1
