@@ -216,7 +216,7 @@ async def test_forgotten_futures_are_one_line_for_each_batch(suspended):
     """If the errors of a batch are not retrieved, asyncio logs one of them, not one for each record."""
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
-    async with producer_of(suspended, delivery_timeout_ms=500) as producer:
+    async with producer_of(suspended, delivery_timeout_ms=2_500) as producer:
         await producer.send("orders", b"v", partition=0)
         suspended.pause()
         for _ in range(500):

@@ -190,7 +190,7 @@ async def test_publish_to_a_missing_partition_raises(new_producer, topic):
 
 async def test_publish_to_a_missing_topic_raises_after_the_timeout(new_producer, topic):
     """publish() to a missing topic raises after ``default_api_timeout_ms``, with the name of the topic."""
-    async with new_producer(default_api_timeout_ms=500) as producer:
+    async with new_producer(default_api_timeout_ms=1_500) as producer:
         with pytest.raises(PublishError, match=r"finding topic '.*-gone': .*UNKNOWN_TOPIC_OR_PARTITION"):
             await producer.publish(OutgoingRecord(f"{topic}-gone", b"x"))
 

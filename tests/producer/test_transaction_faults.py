@@ -308,9 +308,9 @@ async def test_transactions_complete_after_the_coordinator_is_killed(mortal_serv
 async def test_calls_to_a_frozen_broker_end_at_their_timeouts(ledger, proxy):
     """With a frozen broker, each call and the exit end at their timeouts and leave no task."""
     topic, before = ledger.topic(2), asyncio.all_tasks()
-    options = {"default_api_timeout_ms": 700, "stop_timeout_ms": 500, "request_timeout_ms": 60_000}
+    options = {"default_api_timeout_ms": 2_000, "stop_timeout_ms": 500, "request_timeout_ms": 60_000}
 
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         async with ledger.producer(config=options) as producer:
             await producer.begin()
             await producer.send(OutgoingRecord(topic, b"x"))
@@ -390,5 +390,5 @@ async def test_a_coordinator_that_has_moved_is_used_before_the_metadata_is_refre
         proxy.edit_answer(MetadataRequest, before_the_move, times=None),
         proxy.edit_answer(DescribeClusterRequest, both, times=None),
     ):
-        async with ledger.producer(config={"start_timeout_ms": 10_000}) as producer:
+        async with ledger.producer(config={"start_timeout_ms": 30_000}) as producer:
             assert producer.state is ProducerState.READY
