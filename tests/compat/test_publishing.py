@@ -261,7 +261,7 @@ def with_leader(leader_id: int, code: int = ErrorCode.NONE):
 async def test_producer_send_leader_notfound(publishing):
     """A record to a partition without a leader fails after its timeout; when there is a leader, the next is stored."""
     without_leader = with_leader(-1, ErrorCode.LEADER_NOT_AVAILABLE)
-    producer = await publishing.started_producer(request_timeout_ms=1_500)
+    producer = await publishing.started_producer(request_timeout_ms=4_000)
     with publishing.proxy.edit_answer(MetadataRequest, without_leader, times=None):
         future = await producer.send(publishing.topic, b"text", partition=0)
         with pytest.raises(PublishTimeoutError, match="leader"):

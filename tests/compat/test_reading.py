@@ -124,7 +124,7 @@ async def test_consumer_poll(compat):
     async def read(count: int, *partitions: TopicPartition) -> list:
         found: list = []
         while len(found) < count:
-            for records in (await consumer.getmany(*partitions, timeout_ms=1_000)).values():
+            for records in (await consumer.getmany(*partitions, timeout_ms=20_000)).values():
                 found += records
         return found
 
@@ -158,7 +158,7 @@ async def test_large_messages_getmany(compat):
 
     seen: list[bytes] = []
     while len(seen) < 3:
-        seen += [one.value for one in (await consumer.getmany(timeout_ms=1_000)).get(compat.first, ())]
+        seen += [one.value for one in (await consumer.getmany(timeout_ms=20_000)).get(compat.first, ())]
     assert seen == sent
 
 
@@ -185,7 +185,7 @@ async def test_consumer_seek_backward(compat):
     consumer.seek(compat.first, first.offset)
     assert await values_of(consumer, 2) == [b"1", b"2"]
     consumer.seek(compat.first, first.offset + 1)
-    found = await consumer.getmany(timeout_ms=2_000)
+    found = await consumer.getmany(timeout_ms=20_000)
     assert [record.value for record in found[compat.first]] == [b"2", b"3"]
 
 
@@ -207,7 +207,7 @@ async def test_consumer_seek_forward_getmany(compat):
 
     first = await consumer.getone()
     consumer.seek(compat.first, first.offset + 2)
-    found = await consumer.getmany(timeout_ms=2_000)
+    found = await consumer.getmany(timeout_ms=20_000)
     assert [record.value for record in found[compat.first]] == [b"3"]
     assert await consumer.getmany(timeout_ms=0) == {}
 
@@ -287,7 +287,7 @@ async def test_max_poll_records(compat):
     consumer = await compat.started(max_poll_records=48)
 
     async def count(**limits: int | None) -> int:
-        return sum(map(len, (await consumer.getmany(timeout_ms=2_000, **limits)).values()))
+        return sum(map(len, (await consumer.getmany(timeout_ms=20_000, **limits)).values()))
 
     assert [await count(), await count(max_records=42), await count(max_records=None)] == [48, 42, 10]
     compat.send(0, [0])
@@ -328,11 +328,11 @@ async def test_offset_reset_manual(compat):
     consumer = await compat.started(auto_offset_reset="none")
 
     for _ in range(2):
-        for call in (consumer.getmany(timeout_ms=5_000), consumer.getone()):
+        for call in (consumer.getmany(timeout_ms=20_000), consumer.getone()):
             with pytest.raises(OffsetOutOfRangeError, match="no committed offset"):
                 await call
     await consumer.inner.seek(compat.first, 19_999)
-    for call in (consumer.getmany(compat.first, timeout_ms=5_000), consumer.getone(compat.first)):
+    for call in (consumer.getmany(compat.first, timeout_ms=20_000), consumer.getone(compat.first)):
         with pytest.raises(OffsetOutOfRangeError, match="offset 19999 is outside the log"):
             await call
 
@@ -352,7 +352,7 @@ async def test_consumer_compressed_returns_older_msgs(compat):
     consumer = await compat.started()
     consumer.seek(compat.first, 5)
 
-    found = await consumer.getmany(timeout_ms=5_000)
+    found = await consumer.getmany(timeout_ms=20_000)
     assert [record.offset for record in found[compat.first]] == list(range(5, 10))
     assert await consumer.position(compat.first) == 10
 

@@ -37,7 +37,7 @@ def test_records_are_published_and_handled_on_uvloop(server):
             if len(handled) == len(sizes):
                 everything.set()
 
-        async with asyncio.timeout(30), app:
+        async with asyncio.timeout(60), app:
             for size in sizes:
                 await app.publish(topic, b"." * size)
             await everything.wait()
