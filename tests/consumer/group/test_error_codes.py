@@ -41,7 +41,9 @@ from tailrace.protocol.metadata import FindCoordinatorRequest
 from tests.support.consumer_group import until
 from tests.support.event_recorder import EventRecorder
 
-QUICK = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 100, "max_poll_interval_ms": 6_000}
+QUICK = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 100, "max_poll_interval_ms": 6_000}
+SHORT = {**QUICK, "session_timeout_ms": 3_000}
+"""Options of tests that wait for the end of a session."""
 PAUSE_S = 0.08
 """First pause before a retry, less a fifth for jitter."""
 
@@ -157,7 +159,7 @@ async def test_a_heartbeat_error_that_ends_the_membership_rejoins(witness_of, gr
     Its record in flight is delivered again.
     """
     topic, events = witness_of.topic_with(10), EventRecorder()
-    options = {**QUICK, "group_id": group, "client_id": group, "hooks": [events]}
+    options = {**SHORT, "group_id": group, "client_id": group, "hooks": [events]}
 
     async with witness_of.consumer(topic, **options) as consumer:
         first = await consumer.getone()
@@ -193,7 +195,7 @@ async def test_a_failure_in_the_broker_that_lasts_ends_the_membership(witness_of
     topic = witness_of.topic_with(1)
 
     with witness_of.proxy.edit_answer(JoinGroupRequest, refusing(-1), times=None):
-        async with witness_of.consumer(topic, group_id=group, **QUICK) as consumer:
+        async with witness_of.consumer(topic, group_id=group, **SHORT) as consumer:
             with pytest.raises(BrokerError, match=r"JoinGroup was refused .UNKNOWN_SERVER_ERROR, code -1"):
                 await read_on(consumer)
 
@@ -233,7 +235,7 @@ def assert_rejoined(witness, client, code):
 async def test_a_join_error_joins_again(witness_of, group, kind, code):
     """Codes 22, 25 and 27 of a join or sync are followed by another join, which has a new member id after 25."""
     topic, events = witness_of.topic_with(1), EventRecorder()
-    options = {**QUICK, "group_id": group, "client_id": group, "hooks": [events]}
+    options = {**SHORT, "group_id": group, "client_id": group, "hooks": [events]}
 
     with witness_of.proxy.edit_answer(kind, refusing(code), skip=int(kind is JoinGroupRequest)):
         async with witness_of.consumer(topic, **options) as consumer:
@@ -280,7 +282,7 @@ async def test_member_id_required_joins_again_with_the_id(witness_of, group):
 async def test_a_commit_error_that_ends_the_membership_raises(witness_of, group, code):
     """Codes 22 and 25 of a commit raise CommitFailedError, the partitions are lost, and the member joins again."""
     topic, events = witness_of.topic_with(10), EventRecorder()
-    options = {**QUICK, "group_id": group, "client_id": group, "hooks": [events]}
+    options = {**SHORT, "group_id": group, "client_id": group, "hooks": [events]}
 
     async with witness_of.consumer(topic, **options) as consumer:
         await consumer.getone()
@@ -377,7 +379,7 @@ async def test_a_fatal_error_code_reaches_the_reader(witness_of, group, kind, co
 async def test_b13_newer_codes_have_their_names(witness_of, group, code):
     """The event of a newer error code has Kafka's name of the code (B13)."""
     topic, events = witness_of.topic_with(1), EventRecorder()
-    options = {**QUICK, "group_id": group, "hooks": [events], "default_api_timeout_ms": 300}
+    options = {**QUICK, "group_id": group, "hooks": [events], "default_api_timeout_ms": 5_000}
     name = ErrorCode(code).name
 
     async with witness_of.consumer(topic, **options) as consumer:
