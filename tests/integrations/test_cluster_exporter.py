@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-import time
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import TypeAlias
@@ -21,10 +20,17 @@ from tailrace.config import resolve
 from tailrace.integrations.cluster_exporter import ClusterExporter, name_filter, serve_exporter
 from tailrace.net.cluster import Cluster
 from tests.support.admin_tools import KafkaTool, Reached, commit_to
+from tests.support.loop_timer import LoopTimer
 
 Values: TypeAlias = dict[str, dict[tuple[str, ...], float]]
 
 EVERYTHING = name_filter(re.compile(""))
+
+
+@pytest.fixture
+def slow_machine(monkeypatch):
+    """Let a scrape take as long as a slow machine needs in addition to the collection."""
+    monkeypatch.setattr("tailrace.integrations.cluster_exporter._OVERHEAD_S", 20.0)
 
 
 @asynccontextmanager
@@ -148,16 +154,24 @@ async def test_names_are_filtered(kafka_server, name, group):
     assert set(snapshot.groups) == {f"{group}-b"}
 
 
-async def test_scrapes_at_the_same_time_share_one_collection(kafka_server, monkeypatch):
+async def test_scrapes_at_the_same_time_share_one_collection(kafka_server, slow_machine, monkeypatch):
     """Concurrent scrapes share one collection, and a later scrape makes another one."""
-    count = 0
+    count, callers, all_wait, collect = 0, 0, asyncio.Event(), ClusterExporter.collect
+
+    async def called(exporter):
+        nonlocal callers
+        callers += 1
+        if callers == 10:
+            all_wait.set()
+        return await collect(exporter)
 
     async def counted(*arguments, **keywords):
         nonlocal count
         count += 1
-        await asyncio.sleep(0.3)
+        await all_wait.wait()
         return await cluster_snapshot(*arguments, **keywords)
 
+    monkeypatch.setattr(ClusterExporter, "collect", called)
     monkeypatch.setattr("tailrace.integrations.cluster_exporter.cluster_snapshot", counted)
     async with exporting(kafka_server.bootstrap_servers) as scrape:
         answers = await asyncio.gather(*(scrape() for _ in range(10)))
@@ -168,21 +182,21 @@ async def test_scrapes_at_the_same_time_share_one_collection(kafka_server, monke
     assert (at_once, count) == (1, 2)
 
 
-async def test_an_unreachable_cluster_is_503_in_words_within_the_time_limit():
+async def test_an_unreachable_cluster_is_503_in_words_within_the_time_limit(slow_machine):
     """If the cluster does not answer, a scrape returns 503 with the address in time."""
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         for address in (silent.getsockname()[1], unused.getsockname()[1]):
             async with exporting(f"127.0.0.1:{address}", timeout_s=2) as scrape:
-                began = time.monotonic()
+                in_time = LoopTimer(2)
                 answers = await asyncio.gather(scrape(), scrape(), scrape())
-                took_s = time.monotonic() - began
+                late_s = in_time.late_s
                 healthy, ready = await scrape("/healthz"), await scrape("/readyz")
 
             assert {one.status_code for one in answers} == {503}
             assert answers[0].text.startswith("no metrics: no broker")
             assert str(address) in answers[0].text
-            assert took_s < 3
+            assert late_s < 1
             assert (healthy.text, healthy.status_code, ready.status_code) == ("ok\n", 200, 200)
 
 
@@ -198,7 +212,7 @@ async def test_a_port_in_use_is_a_clear_error(kafka_server):
     cluster.close()
 
 
-async def test_scrapes_answer_while_a_broker_hangs_and_is_killed(kafka_cluster, name):
+async def test_scrapes_answer_while_a_broker_hangs_and_is_killed(kafka_cluster, name, slow_machine):
     """While a broker does not answer, the figures of the others are served and the failure is counted."""
     brokers = kafka_cluster(3, config={"offsets.topic.num.partitions": 6})
     servers, groups = brokers.bootstrap_servers, [f"{name}-{number}" for number in range(6)]
@@ -208,19 +222,19 @@ async def test_scrapes_answer_while_a_broker_hangs_and_is_killed(kafka_cluster, 
         commit_to(servers, group, name, dict.fromkeys(range(6), 4))
     expected = {(group, str(number), name): 6.0 for group in groups for number in range(6)}
     victim = brokers.leader_of(name, 0)
-    slowest_s = 0.0
+    latest_s = 0.0
 
     async with exporting(servers, topics=name, groups=name, timeout_s=4) as scrape:
         assert values_of(await scrape())["kafka_consumergroup_lag"] == expected
 
         async def watch(is_over: Callable[[Values, bool], bool]) -> Values:
             """Scrape until the predicate is true for the values and their completeness."""
-            nonlocal slowest_s
+            nonlocal latest_s
             async with asyncio.timeout(60):
                 while True:
-                    began = time.monotonic()
+                    in_time = LoopTimer(4)
                     values = values_of(await scrape())
-                    slowest_s = max(slowest_s, time.monotonic() - began)
+                    latest_s = max(latest_s, in_time.late_s)
                     lags = values.get("kafka_consumergroup_lag", {})
                     assert lags.items() <= expected.items(), "a figure that is served is right"
                     is_complete = lags == expected
@@ -239,4 +253,4 @@ async def test_scrapes_answer_while_a_broker_hangs_and_is_killed(kafka_cluster, 
     assert hung["tailrace_exporter_failures"][()] > 0
     assert set(healed["kafka_topic_partition_under_replicated_partition"].values()) == {1}
     assert str(victim.node_id) not in {node_id for _, node_id in healed["kafka_broker_info"]}
-    assert slowest_s < 5.5
+    assert latest_s < 1.5

@@ -1,0 +1,25 @@
+"""Timer of the event loop, to tell what is late from what a slow machine delays."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class LoopTimer:
+    """Fires in the running event loop after ``seconds``.
+
+    A slow machine, or one that stands still for a moment, delays the timer as it delays the code under test.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._fired_at: float | None = None
+        self._loop.call_later(seconds, self._fire)
+
+    def _fire(self) -> None:
+        self._fired_at = self._loop.time()
+
+    @property
+    def late_s(self) -> float:
+        """Seconds since it fired; -1.0 as long as it has not."""
+        return -1.0 if self._fired_at is None else self._loop.time() - self._fired_at
