@@ -26,7 +26,7 @@ QUICK_BROKER = {
     "group.consumer.min.heartbeat.interval.ms": 100,
     "group.consumer.heartbeat.interval.ms": 300,
     "group.consumer.min.session.timeout.ms": 1_000,
-    "group.consumer.session.timeout.ms": 2_000,
+    "group.consumer.session.timeout.ms": 4_000,
     "group.consumer.assignment.interval.ms": 0,
 }
 

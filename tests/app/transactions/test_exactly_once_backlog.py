@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import random
-import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -75,18 +74,17 @@ async def test_a_backlog_in_several_partitions_drains(ledger, witness, new_app, 
 
 
 async def test_results_of_a_slow_handler_are_committed_within_seconds(ledger, witness, new_app):
-    """Results of a slow handler are committed within seconds, long before the backlog is handled."""
+    """Results of a slow handler are committed within ten seconds of its calls, long before the backlog is handled."""
     source, target = ledger.topic(), ledger.topic()
     fill(witness, source, range(500))
     app = new_app()
-    slow(app, source, target, 0.2)
+    seen = slow(app, source, target, 0.2)
 
     async with app:
-        began_at = time.monotonic()
         await eventually(lambda: ledger.stable_end(target))
-        took_s = time.monotonic() - began_at
+        calls = len(seen)
 
-    assert took_s < 10
+    assert calls <= 50
 
 
 async def test_records_finished_after_an_unfinished_one_are_not_handled_again(
@@ -149,7 +147,7 @@ async def test_a_handler_that_swallows_its_cancellation_holds_up_its_own_lane_al
     source, target, go = ledger.topic(2), ledger.topic(), asyncio.Event()
     witness.produce(source, [b"0"], partition=0)
     witness.produce(source, (b"%d" % n for n in range(1, 30)), partition=1)
-    app = new_app(transaction_timeout_ms=1_000)
+    app = new_app(transaction_timeout_ms=3_000)
 
     async def swallow(record: Record) -> None:
         await asyncio.sleep(0.02)
@@ -180,8 +178,8 @@ async def test_a_stop_does_not_wait_for_queued_records(ledger, witness, new_app,
         now = slow(app, source, target, 0.05)
         async with app:
             await until(lambda: len(now) >= 20)  # noqa: B023 - it is awaited here
-            began_at = time.monotonic()
-        assert time.monotonic() - began_at < 5
+            at_stop = len(now)
+        assert len(now) <= at_stop + 2
         seen += now
 
     await check(ledger, target, range(len(seen)))

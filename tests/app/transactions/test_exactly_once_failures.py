@@ -41,8 +41,8 @@ POISON = b"7"
 
 @pytest.fixture
 def short_app(new_app):
-    """Return a factory of apps whose transactions wait for 400 ms at most."""
-    return functools.partial(new_app, dead_letter="{topic}.dead", transaction_timeout_ms=500)
+    """Return a factory of apps whose transactions wait for 1.6 s at most, longer than a slow machine needs for one."""
+    return functools.partial(new_app, dead_letter="{topic}.dead", transaction_timeout_ms=2_000)
 
 
 # ---- failures --------------------------------------------------------------------------------------------------
@@ -335,12 +335,12 @@ async def test_a_batch_that_fails_without_dead_letters_is_set_aside(ledger, witn
     ("retry", "takes_s", "timeout_ms", "attempts"),
     [
         # The pauses exceed the transaction timeout together, or the longest of them alone.
-        (Retry(attempts=4, backoff_ms=150, jitter=False), 0.0, None, 4),
-        (Retry(attempts=2, backoff_ms=600, jitter=False), 0.0, None, 2),
+        (Retry(attempts=3, backoff_ms=700, jitter=False), 0.0, None, 3),
+        (Retry(attempts=2, backoff_ms=2_400, jitter=False), 0.0, None, 2),
         # The attempts exceed it together.
-        (Retry(attempts=3, backoff_ms=1), 600.0, 250, 3),
+        (Retry(attempts=3, backoff_ms=1), 600.0, 1_000, 3),
         # One attempt exceeds it alone.
-        (Retry(attempts=2, backoff_ms=1), 0.6, None, 2),
+        (Retry(attempts=2, backoff_ms=1), 2.4, None, 2),
     ],
 )
 async def test_a_record_that_fails_slowly_is_dead_lettered(  # noqa: PLR0917 - fixtures
@@ -371,7 +371,7 @@ async def test_a_record_that_fails_slowly_is_dead_lettered(  # noqa: PLR0917 - f
 async def test_a_record_of_a_batch_that_fails_slowly_is_dead_lettered(ledger, witness, short_app, group, dead):
     """A failing record of a batch is dead-lettered alone after its attempts; the others are published once."""
     source, target = ledger.topic(), ledger.topic()
-    letters, app, tried = dead(f"{source}.dead"), short_app(retry=Retry(attempts=3, backoff_ms=250, jitter=False)), []
+    letters, app, tried = dead(f"{source}.dead"), short_app(retry=Retry(attempts=3, backoff_ms=700, jitter=False)), []
     fill(witness, source, range(20))
 
     @app.batch_handler(source, publish=target, max_records=5, max_wait_ms=20)
@@ -393,9 +393,9 @@ async def test_a_record_of_a_batch_that_fails_slowly_is_dead_lettered(ledger, wi
 @pytest.mark.parametrize(
     ("handler", "message"),
     [
-        ({"timeout_ms": 400}, "timeout_ms=400.*below 400 ms.*transaction_timeout_ms=500"),
-        ({"max_wait_ms": 300, "timeout_ms": 100}, "max_wait_ms=300 and timeout_ms=100"),
-        ({"max_wait_ms": 400}, "max_wait_ms=400"),
+        ({"timeout_ms": 1_600}, "timeout_ms=1600.*below 1600 ms.*transaction_timeout_ms=2000"),
+        ({"max_wait_ms": 1_500, "timeout_ms": 100}, "max_wait_ms=1500 and timeout_ms=100"),
+        ({"max_wait_ms": 1_600}, "max_wait_ms=1600"),
     ],
 )
 async def test_options_that_fit_no_transaction_are_refused_at_the_start(short_app, handler, message):

@@ -302,7 +302,7 @@ async def test_a_fenced_producer_is_not_replaced(own_server, ledger, recorder):
             await one.send(OutgoingRecord(topic, b"x", partition=0))
             await asyncio.sleep(0.01)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         with pytest.raises(ProducerFencedError):
             await send_until_refused()
     with pytest.raises(ProducerFencedError):

@@ -202,10 +202,10 @@ async def test_records_that_an_earlier_owner_finished_are_skipped_after_an_abort
     await commit_as_it_is(
         own_server.bootstrap_servers, group, source, 0, encode_metadata(OffsetMap(0, 40, (0, 7)), "", 4_096).text
     )
-    app = new_app(max_queued_records=8, transaction_timeout_ms=1_000)
+    app = new_app(max_queued_records=8, transaction_timeout_ms=3_000)
     seen: list[int] = []
 
-    @app.handler(source, publish=target, order_by="key", concurrency=1, retry=Retry(attempts=2, backoff_ms=1_000))
+    @app.handler(source, publish=target, order_by="key", concurrency=1, retry=Retry(attempts=2, backoff_ms=3_000))
     async def pass_on(record: Record) -> Message:
         seen.append(int(record.value))
         if record.value == b"0":
@@ -231,7 +231,7 @@ async def test_a_map_that_is_ignored_after_an_abort_is_reported(  # noqa: PLR091
     fill(witness, source, range(4), keys=1)
     damaged = encode_metadata(OffsetMap(0, 4, (0,)), "", 4_096).text.replace("omap:1:", "omap:1:0", 1)
     await commit_as_it_is(own_server.bootstrap_servers, group, source, 0, damaged)
-    app = new_app(transaction_timeout_ms=500, retry=Retry(attempts=2, backoff_ms=500, jitter=False))
+    app = new_app(transaction_timeout_ms=2_000, retry=Retry(attempts=2, backoff_ms=2_000, jitter=False))
     seen: list[int] = []
 
     async def first_fails_once(_record: Record) -> None:
