@@ -135,12 +135,14 @@ async def test_hanging_collectors_do_not_silence_the_probes():
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not end the wait for connections")
 async def test_a_server_without_requests_stops_at_once():
     """The end of the server does not wait until it looks for slow clients again, every half second."""
-    began_at = time.monotonic()
+    took_s = []
     for _ in range(10):
+        began_at = time.monotonic()
         async with server():
             pass
+        took_s.append(time.monotonic() - began_at)
 
-    assert time.monotonic() < began_at + 2.5
+    assert min(took_s) < 0.25
 
 
 # ---- unusual requests ----------------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def test_c_code_that_holds_the_gil_is_reported(new_loop):
     """C code that lets no thread run is reported as soon as it releases the GIL, with its duration and line."""
     watched, sample = Watched(new_loop), 300_000
     sample_s = min(timeit.repeat(lambda: sum(range(sample)), number=1, repeat=10))
-    enough = round(sample * 3 * LIMIT_S / sample_s)
+    enough = round(sample * 6 * LIMIT_S / sample_s)
 
     def crunch() -> tuple[float, float]:
         began = time.monotonic()

@@ -50,6 +50,11 @@ def near(seconds: float, measured: float) -> bool:
     return measured <= seconds * 1.001 <= measured * 1.5 + 0.2
 
 
+def is_age(seconds: float, timestamp: int, before: float, after: float) -> bool:
+    """Return True if it is the age of a record at some time from ``before`` to ``after``."""
+    return before - 0.001 <= seconds + timestamp / 1000 <= after + 0.001
+
+
 # ---- lag -----------------------------------------------------------------------------------------------------------
 
 
@@ -82,7 +87,7 @@ async def test_lag_is_that_of_kafkas_tool_and_work_lag_is_unfinished(  # noqa: P
     assert found.end == int(row["LOG-END-OFFSET"]) == 100
     assert found.lag == int(row["LAG"]) == 97
     assert (found.topic, found.partition, found.position, found.work_lag) == (topic, 0, 100, 1)
-    assert before - seen[3] / 1000 - 0.001 <= found.lag_s <= after - seen[3] / 1000
+    assert is_age(found.lag_s, seen[3], before, after)
     assert (handler.in_flight, handler.waiting, handler.records) == (1, 0, 99)
     assert (finished.lag, finished.work_lag, finished.lag_s, finished.committed) == (0, 0, 0.0, 100)
 
@@ -101,13 +106,13 @@ async def test_waiting_records_have_an_age(new_app, new_topic, witness, order_by
 
     async with app:
         await until(lambda: len(timestamps) == 1)
-        first = partition_of(app), time.time()
+        before, first, after = time.time(), partition_of(app), time.time()
         for count in range(1, 30):
             let_go.release()
             await until(lambda count=count: len(timestamps) == count + 1)
-            now, found = time.time(), partition_of(app)
+            since, found, until_then = time.time(), partition_of(app), time.time()
             assert found.work_lag == 50 - count
-            assert found.lag_s == pytest.approx(now - timestamps[-1] / 1000, abs=0.1)
+            assert is_age(found.lag_s, timestamps[-1], since, until_then)
             assert handler_of(app).in_flight == 1
         assert handler_of(app).waiting > 0
         app.pause(handle)
@@ -116,8 +121,8 @@ async def test_waiting_records_have_an_age(new_app, new_topic, witness, order_by
         for _ in range(50):
             let_go.release()
 
-    assert first[0].work_lag == 50
-    assert first[0].lag_s == pytest.approx(first[1] - timestamps[0] / 1000, abs=0.1)
+    assert first.work_lag == 50
+    assert is_age(first.lag_s, timestamps[0], before, after)
     assert paused
 
 
@@ -133,17 +138,16 @@ async def test_a_polled_record_is_unfinished_until_the_next_poll(kafka_server, n
         consumer.statistics()
     async with consumer:
         record = await consumer.getone()
-        (first,) = consumer.statistics().partitions
-        now = time.time()
+        before, (first,), after = time.time(), consumer.statistics().partitions, time.time()
         for _ in range(5):
-            record = await consumer.getone()
+            await consumer.getone()
         await consumer.commit()
         (second,) = consumer.statistics().partitions
         statistics = consumer.statistics()
     stopped = consumer.statistics()
 
     assert (first.lag, first.work_lag, first.committed) == (10, 10, None)
-    assert first.lag_s == pytest.approx(now - record.timestamp / 1000, abs=0.5)
+    assert is_age(first.lag_s, record.timestamp, before, after)
     # A bare commit includes the record in flight.
     assert (second.committed, second.lag) == (6, 4)
     assert statistics.work_lag == second.work_lag == 4
@@ -169,10 +173,10 @@ async def test_unacknowledged_records_have_an_age(kafka_server, new_topic, witne
         for record in records:
             if record.offset not in {2, 7}:
                 consumer.ack(record)
-        now, (found,) = time.time(), consumer.statistics().partitions
+        before, (found,), after = time.time(), consumer.statistics().partitions, time.time()
 
     assert found.work_lag == 2
-    assert found.lag_s == pytest.approx(now - records[2].timestamp / 1000, abs=0.1)
+    assert is_age(found.lag_s, records[2].timestamp, before, after)
 
 
 # ---- durations -----------------------------------------------------------------------------------------------------
@@ -277,7 +281,8 @@ async def test_failures_are_counted(new_app, new_topic, witness):
     """Statistics count failed attempts, retries, and records that failed for good."""
     topic = new_topic()
     witness.produce(topic, (b"%d" % n for n in range(20)))
-    app, attempts = new_app(retry=QUICK, dead_letter="{topic}.{group}.dead"), []
+    retry = Retry(attempts=3, backoff_ms=500, jitter=False)
+    app, attempts = new_app(retry=retry, dead_letter="{topic}.{group}.dead"), []
 
     @app.handler(topic)
     async def handle(record: Record):
@@ -291,8 +296,8 @@ async def test_failures_are_counted(new_app, new_topic, witness):
 
     assert found.calls.count == len(attempts) == 20 + 2 * 2 + 1
     assert (found.failures, found.retries, found.dead_letters, found.skipped) == (7, 5, 2, 0)
-    # Pauses between attempts are no part of a call.
-    assert found.calls.sum_s < 0.1 + len(attempts) * 0.005
+    # Pauses between attempts, of 3.5 s in all, are no part of a call.
+    assert found.calls.sum_s < 1
 
 
 async def test_skipped_records_are_counted_without_a_pause(new_app, new_topic, witness):
