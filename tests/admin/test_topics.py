@@ -17,7 +17,7 @@ async def test_a_created_topic_has_leaders_and_configuration(reached, admin, nam
         await create_topic(cluster, name, 3, config={"retention.ms": 1_234_567})
 
         assert {one.leader_id for one in cluster.topology.topics[name].partitions.values()} == {1}
-    assert len(admin.list_topics(name, 10).topics[name].partitions) == 3
+    assert len(admin.list_topics(name, 60).topics[name].partitions) == 3
 
 
 async def test_creating_an_existing_topic_raises(reached, kafka_server, name):
@@ -37,7 +37,7 @@ async def test_a_deleted_topic_is_gone(reached, kafka_server, admin, name):
         await delete_topic(cluster, name)
         await delete_topic(cluster, name)
 
-    assert name not in admin.list_topics(timeout=10).topics
+    assert name not in admin.list_topics(timeout=60).topics
 
 
 async def test_a_group_is_deleted_with_its_offsets(reached, kafka_server, admin, name):
@@ -79,4 +79,4 @@ def produce(bootstrap_servers: str, topic: str) -> None:
 
 
 def groups(admin: AdminClient) -> set[str]:
-    return {one.group_id for one in admin.list_consumer_groups().result(10).valid}
+    return {one.group_id for one in admin.list_consumer_groups().result(60).valid}

@@ -155,7 +155,7 @@ async def test_a_commit_refuses_metadata_that_is_not_a_string(kafka_server, new_
     """commit() raises with the value, and the consumer continues."""
     topic = new_topic()
     async with Consumer(topic, bootstrap_servers=kafka_server.bootstrap_servers, group_id=group) as consumer:
-        await consumer.getone(timeout_ms=5_000)
+        await consumer.assigned()
         with pytest.raises(ConfigurationError, match=re.escape(message)):
             await consumer.commit({TopicPartition(topic, 0): given})
         await consumer.commit({TopicPartition(topic, 0): OffsetAndMetadata(0, "text")})

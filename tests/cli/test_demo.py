@@ -130,7 +130,7 @@ def read_all(bootstrap_servers: str, topic: str, total: int) -> list[tuple[bytes
     consumer.assign([ConfluentTopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
     found = []
     while len(found) < total:
-        got = consumer.consume(total, timeout=10)
+        got = consumer.consume(total - len(found), timeout=60)
         assert got, f"{len(found)} of {total}"
         found += [(one.key(), one.value()) for one in got]
     consumer.close()
@@ -143,8 +143,8 @@ def read_all(bootstrap_servers: str, topic: str, total: int) -> list[tuple[bytes
 def topics_and_groups(bootstrap_servers: str) -> set[str]:
     """Return the names of all topics and groups."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    groups = {one.group_id for one in admin.list_consumer_groups().result(10).valid}
-    return groups | set(admin.list_topics(timeout=10).topics)
+    groups = {one.group_id for one in admin.list_consumer_groups().result(60).valid}
+    return groups | set(admin.list_topics(timeout=60).topics)
 
 
 def test_demo_on_given_brokers_removes_topic_and_group(kafka_server):

@@ -44,7 +44,7 @@ def test_metrics_are_served_until_a_signal(kafka, number):
 
     with exporter("--bootstrap-servers", kafka.bootstrap_servers, *selection) as (process, address):
         text = httpx.get(f"{address}/metrics", timeout=20).text
-        index = httpx.get(address).text
+        index = httpx.get(address, timeout=20).text
         code, rest = end(process, number)
 
     lags = [line for line in text.splitlines() if line.startswith("kafka_consumergroup_lag{")]

@@ -51,11 +51,14 @@ class KafkaTool:
         # This tool alone is in the jar of the broker.
         class_path = ":".join(map(str, jars.class_path(*(() if main == CONFIGS else _TOOLS))))
         self._command = [str(find_java()), *_OPTIONS, "-cp", class_path, main, "--bootstrap-server", bootstrap_servers]
+        if main == CONSUMER_GROUPS:
+            # Its default is 5 s.
+            self._command += ["--timeout", "60000"]
 
     def output(self, *arguments: str) -> str:
         """Return the output of the tool."""
         return subprocess.run(
-            [*self._command, *arguments], capture_output=True, text=True, timeout=60, check=False
+            [*self._command, *arguments], capture_output=True, text=True, timeout=120, check=False
         ).stdout
 
     def rows(self, *arguments: str) -> list[dict[str, str]]:

@@ -51,7 +51,7 @@ def running_postgresql() -> Iterator[str]:
         arguments = ["-D", data, "-p", str(port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
         server = subprocess.Popen([programs / "postgres", *arguments, "-c", "fsync=off"], stderr=log, **run)
         try:
-            until = time.monotonic() + 30
+            until = time.monotonic() + 60
             ready = [programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
             while subprocess.run(ready, check=False, **run).returncode:
                 is_starting = server.poll() is None and time.monotonic() < until

@@ -117,7 +117,7 @@ async def test_an_abandoned_handler_cannot_publish(  # noqa: PLR0917 - fixtures
     """An abandoned handler cannot publish, as its record is delivered again; stop hooks still can."""
     topic, out, handles = new_topic(), new_topic(), asyncio.Event()
     let_go, errors, tasks = asyncio.Event(), [], []
-    app = new_app(hooks=[recorder], stop_timeout_ms=4_000)
+    app = new_app(hooks=[recorder], rebalance_drain_ms=500, stop_timeout_ms=8_000)
     witness.produce(topic, [b"0"])
 
     async def handle() -> bytes | None:
