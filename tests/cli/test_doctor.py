@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,10 +91,12 @@ def bad(findings) -> set[tuple[str, str, str]]:
     return {(one["level"], *key) for key, one in findings.items() if one["level"] in {"warning", "problem"}}
 
 
-def free_port() -> int:
+@contextmanager
+def closed_port() -> Iterator[int]:
+    """Hold a port of this machine that refuses connections."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
+        yield held.getsockname()[1]
 
 
 # ---- without a broker ----------------------------------------------------------------------------------------------
@@ -117,10 +120,8 @@ def test_a_wrong_app_is_a_problem_in_words(doctor):
 
 def test_an_unreachable_cluster_is_one_problem_per_address(doctor):
     """Each bootstrap address that cannot be reached is one problem with its reason."""
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        addresses = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{silent.getsockname()[1]}"]
+    with closed_port() as closed, socket.create_server(("127.0.0.1", 0)) as silent:
+        addresses = [f"127.0.0.1:{closed}", f"127.0.0.1:{silent.getsockname()[1]}"]
         began = time.monotonic()
         code, found = doctor.json("--bootstrap-servers", ",".join(addresses), "--timeout", "3")
         took = time.monotonic() - began
@@ -210,8 +211,10 @@ def test_a_killed_broker_is_a_problem(doctor):
 
 def test_a_wrong_advertised_name_is_a_problem(doctor):
     """A broker that does not answer at its advertised address is a problem that names the address."""
-    closed = free_port()
-    with KafkaCluster(2, advertise=lambda node_id, port: closed if node_id == 2 else port) as cluster:
+    with (
+        closed_port() as closed,
+        KafkaCluster(2, advertise=lambda node_id, port: closed if node_id == 2 else port) as cluster,
+    ):
         code, found = doctor.json("--bootstrap-servers", f"127.0.0.1:{cluster.nodes[0].ports.client}")
 
     one = found["broker.unreachable", "broker 2"]
@@ -276,7 +279,7 @@ def test_a_stalled_member_is_a_problem(doctor, kafka):
     assert (code, [one for one in bad(sound) if "group" in one[1]]) == (0, [])
     stalled = found["group.stalled", f"group {doctor.group}"]
     assert (bad_code, stalled["level"]) == (2, "problem")
-    assert f"committed nothing in 3 s for {doctor.topic}[0]; its lag of " in stalled["text"]
+    assert re.search(rf"committed nothing in \d+ s for {doctor.topic}\[0\]; its lag of ", stalled["text"])
     assert " grew by " in stalled["text"]
 
 
