@@ -518,8 +518,10 @@ async def ask_a_subprocess():
 
 
 @pytest.mark.parametrize("ask", [ask_a_thread, ask_anyio, ask_a_subprocess])
-async def test_virtual_time_waits_for_libraries_with_threads_and_subprocesses(ask):
+async def test_virtual_time_waits_for_libraries_with_threads_and_subprocesses(ask, monkeypatch):
     """A deadline does not pass while a library works in a thread or subprocess of its own."""
+    # A slow machine starts a process in more than half a second.
+    monkeypatch.setattr("tailrace.testing.virtual_time._REAL_WAIT_FOR_WORKERS_S", 10.0)
     app, seen = App(group_id="g", retry=Retry(attempts=1)), []
 
     @app.handler("t", timeout_ms=30_000)
