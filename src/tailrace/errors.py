@@ -40,8 +40,9 @@ TailraceError
 │   ├── PublishTooLargeError         record larger than its topic allows
 │   └── ProducerFencedError          another producer with the same transactional_id
 ├── DeadLetterError                  failed record not written to its dead-letter topic
-└── KafkaServerError                 failure of an embedded broker of tailrace.testing
-    └── KafkaNotAvailableError       no Java, no jars and no Docker to start an embedded broker
+├── KafkaServerError                 failure of an embedded broker of tailrace.testing
+│   └── KafkaNotAvailableError       no Java, no jars and no Docker to start an embedded broker
+└── SimulationError                  a simulation of tailrace.testing cannot go on
 
 Each message says what is wrong and what to do.
 """
@@ -94,6 +95,7 @@ __all__ = [
     "RecordTooLargeError",
     "RequestTimedOutError",
     "SchemaRegistryError",
+    "SimulationError",
     "TailraceError",
     "TopicAuthorizationFailedError",
     "TopicRecreatedError",
@@ -510,6 +512,10 @@ class KafkaServerError(TailraceError):
 
 class KafkaNotAvailableError(KafkaServerError):
     """No embedded broker can be started: Java or the broker's jars are missing, and Docker cannot be used instead."""
+
+
+class SimulationError(TailraceError):
+    """All tasks of a simulation wait for ever, or code has reached for a real socket, thread or process."""
 
 
 _CLASSES: dict[int, type[BrokerError]] = {

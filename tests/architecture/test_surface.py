@@ -56,7 +56,7 @@ CONSUMER = """
     offsets topics partitions_for_topic reconfigure health metrics statistics
 """
 
-OF_TESTING = {errors.KafkaServerError, errors.KafkaNotAvailableError}
+OF_TESTING = {errors.KafkaServerError, errors.KafkaNotAvailableError, errors.SimulationError}
 
 ERRORS = [
     one

@@ -6,7 +6,7 @@ extra ``tailrace[testing]``.
 
 from tailrace.embedded.node import BrokerNode
 from tailrace.embedded.settings import unsecured_token
-from tailrace.errors import KafkaNotAvailableError, KafkaServerError
+from tailrace.errors import KafkaNotAvailableError, KafkaServerError, SimulationError
 from tailrace.testing.app import TestApp
 from tailrace.testing.cluster import KafkaCluster, KafkaServer
 from tailrace.testing.faults import Fault, ProxiedFrame
@@ -21,6 +21,7 @@ __all__ = [
     "KafkaServer",
     "KafkaServerError",
     "ProxiedFrame",
+    "SimulationError",
     "TestApp",
     "unsecured_token",
 ]
