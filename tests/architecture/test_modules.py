@@ -17,8 +17,8 @@ MOST_LINES = 1000
 # Tables of names and fields.
 TABLES = {"tailrace/observe/events.py"}
 
-# Attributes, and options of brokers, that begin with the name of a package.
-WORDS = {"tailrace.config.group_id", "tailrace.producer.id", "tailrace.spark.stop"}
+# Attributes, options of brokers, and properties of Spark, that begin with the name of a package.
+WORDS = {"tailrace.config.group_id", "tailrace.producer.id", "tailrace.spark.redaction", "tailrace.spark.stop"}
 
 FEW_LINES = 80
 

