@@ -8,13 +8,15 @@ are checked again after the sink.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from tailrace.context_managers import contextmanager
 from tailrace.core.offset_map import OffsetMap
 from tailrace.records import TopicPartition
 from tailrace.spark.handler_selection import SelectedHandlers
+from tailrace.spark.worker.entry import translated_errors
 from tailrace.spark.worker.rows import columns_for, columns_of
 from tailrace.spark.worker.shipment import Shipment, ShippedMaps
 from tailrace.spark.worker.task_metrics import METRICS_COLUMN, TaskMetrics
@@ -70,9 +72,15 @@ class BatchRunner:
         """Handle the records that Spark's Kafka source has read, call the sink, and return the metrics of all tasks.
 
         Raises:
+            ConfigurationError: the executors lack tailrace, or have another version.
             HandlerFailedError: a handler failed for good and its options end the run.
             TailraceError: a task failed.
         """
+        description = f"{self.selected.group_id} {self.selected.name}, batch {batch_number}"
+        with translated_errors(), _described_jobs(records, description):
+            return self._run(records, batch_number)
+
+    def _run(self, records: DataFrame, batch_number: int) -> TaskMetrics:
         # If there is only one topic, Java does not send its name with every record.
         topic = None if self.selected.patterns or len(self.selected.topics) > 1 else self.selected.topics[0]
         # Without a shuffle, each task reads one partition of Kafka.
@@ -108,6 +116,20 @@ class BatchRunner:
             return records.repartition(self.parallelism)
         key = ["topic", "partition"] if "partition" in orders else ["topic", "partition", "key"]
         return records.repartition(self.parallelism, *key).sortWithinPartitions("topic", "partition", "offset")
+
+
+@contextmanager
+def _described_jobs(records: DataFrame, description: str) -> Iterator[None]:
+    """Describe Spark's jobs, unless they have a description, which those of a query get from Spark."""
+    context = records.sparkSession.sparkContext
+    if context.getLocalProperty("spark.job.description") is not None:
+        yield
+        return
+    context.setJobDescription(description)
+    try:
+        yield
+    finally:
+        context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
 
 
 def _raise_task_error(rows: DataFrame) -> None:

@@ -455,6 +455,9 @@ def start_stream(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> 
     generation = state.generation if resumption.continues else state.generation + 1
     writer = _writer(stage, options, trigger).foreachBatch(query.handle)
     writer = writer.option("checkpointLocation", stage.checkpoint.folder_of(generation))
+    name = f"{state.group_id} {state.handler}"
+    if all(one.name != name for one in stage.spark.streams.active):  # two queries with one name are an error
+        writer = writer.queryName(name)
     stage.store.watch_maps(start_offsets.offset_maps)
     # Until here, nothing has changed the checkpoint or the group's offsets.
     if not resumption.continues:

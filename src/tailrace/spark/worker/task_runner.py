@@ -52,6 +52,7 @@ from tailrace.producer.publisher import OutgoingRecord, Published, Publisher
 from tailrace.producer.record_producer import RecordProducer
 from tailrace.records import Record, TopicPartition
 from tailrace.spark.loop_thread import LoopThread
+from tailrace.spark.worker.entry import portable
 from tailrace.spark.worker.rows import arrays_of, metrics_row, records_of, rows_of, slices_of
 from tailrace.spark.worker.shipment import Shipment, ShippedMaps, unpack
 from tailrace.spark.worker.task_metrics import FailureCounter, TaskMetrics, error_of, is_permanent
@@ -494,7 +495,7 @@ def task_function(
         slices = (slices_of(batch, topic, has_one_partition=has_one_partition) for batch in batches)
         yield from run_task(shipment, offset_maps, row_type, slices)
 
-    return handle
+    return portable(handle, shipment.handler_names[0])
 
 
 def run_task(
@@ -551,9 +552,10 @@ def expression_function(
     def handle(batches: Any) -> Any:  # noqa: ANN401 - Arrow
         yield from run_expression(shipment, row_type, topic, (rows for *_, rows in batches))
 
+    sent: Any = portable(handle, shipment.handler_names[0])
     # Spark selects the kind of UDF by the annotations.
-    handle.__annotations__ = {"batches": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
-    return handle
+    sent.__annotations__ = {"batches": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
+    return cast("Callable[[Iterator[Any]], Iterator[Any]]", sent)
 
 
 def run_expression(shipment: Shipment, row_type: DataType, topic: str | None, batches: Iterable[Any]) -> Iterator[Any]:
