@@ -24,6 +24,7 @@ from pyspark.logger import PySparkLogger
 from tailrace import App, Record
 from tailrace.spark import SparkPipeline, spark_session
 from tests.support.commands import SOON_OVER, without_java
+from tests.support.standalone_spark import standalone_spark
 from tests.support.witness import Witness
 
 
@@ -40,6 +41,12 @@ def spark(tmp_path_factory):
         # loggers that do not propagate, and would use the format in all later tests.
         patch.setattr(PySparkLogger, "addHandler", logging.Logger.addHandler)
         yield session
+
+
+@pytest.fixture(scope="session")
+def standalone(tmp_path_factory):
+    with standalone_spark(tmp_path_factory.mktemp("standalone")) as cluster:
+        yield cluster
 
 
 class Ledger:
