@@ -80,6 +80,7 @@ class HandlerRun(Awaitable[Any]):
         handle: Callable[[Any], Awaitable[Any]],
         function: Callable[..., Awaitable[Any]] | None,
         decode: Callable[[bytes | None], Any] | None,
+        collected: list[object] | None = None,
         /,
     ) -> None: ...
     def __await__(self) -> Generator[Any, Any, Any]: ...

@@ -19,6 +19,8 @@ from libc.string cimport memcpy, memset
 
 from time import time
 
+from tailrace.awaitables import must_resolve
+
 cdef extern from "Python.h":
     ctypedef enum PySendResult:
         PYGEN_RETURN
@@ -684,9 +686,9 @@ cdef PySendResult send(PyObject* awaitable, PyObject* value, PyObject** result) 
 cdef class HandlerRun:
     """Awaitable that calls a handler for one record after the other, as long as nothing else has to be done.
 
-    It ends after ``most`` records, or after a record whose handler has returned a result, has changed its context, or
-    was marked as suspended (``worker.queued``). It returns the result, and raises what the handler raises;
-    ``worker.record`` is the record then.
+    It ends after ``most`` records, or after a record whose handler has returned a result that cannot be appended to
+    ``collected``, has changed its context, or was marked as suspended (``worker.queued``). It returns the result, and
+    raises what the handler raises; ``worker.record`` is the record then.
 
     Args:
         worker: task that runs the records.
@@ -695,16 +697,21 @@ cdef class HandlerRun:
         handle: calls the handler for a record.
         function: called with the value of a record without headers, in place of ``handle``; or None.
         decode: decodes the value for ``function``; None for bytes.
+        collected: list to which the record and then its result are appended, unless ``must_resolve`` is true for the
+            result; or None.
     """
 
     cdef object _worker, _records, _handle, _function, _decode, _context, _initial_context
+    cdef list _collected
+    cdef object _resolved  # type of the last result that was appended
     cdef object _running  # coroutine of the handler
     cdef Py_ssize_t _left
 
-    def __init__(self, worker, records, Py_ssize_t most, handle, function, decode):
+    def __init__(self, worker, records, Py_ssize_t most, handle, function, decode, list collected=None):
         self._worker, self._records, self._left = worker, iter(records), most
         self._handle, self._function, self._decode = handle, function, decode
         self._context, self._initial_context = worker.context, worker.initial_context
+        self._collected = collected
 
     def __await__(self):
         return self
@@ -761,6 +768,19 @@ cdef class HandlerRun:
                 return self._function(value)
         return self._handle(record)
 
+    cdef bint collect(self, record, result) except -1:
+        """Append a result to ``collected``; return False if that is not possible."""
+        if self._collected is None:
+            return False
+        kind = type(result)
+        if kind is not self._resolved:
+            if must_resolve(result):
+                return False
+            self._resolved = kind
+        self._collected.append(record)
+        self._collected.append(result)
+        return True
+
 
 async def awaited(awaitable):
     """Await an awaitable that is no coroutine of the interpreter."""
@@ -780,11 +800,9 @@ cdef PySendResult run_handlers(PyObject* awaitable, PyObject* value, PyObject** 
             return PYGEN_NEXT
         self._running = None
         worker = self._worker
-        if (
-            <object> result[0] is not None
-            or worker.queued is not None
-            or self._context != self._initial_context
-        ):
+        if worker.queued is not None or self._context != self._initial_context:
+            return PYGEN_RETURN
+        if <object> result[0] is not None and not self.collect(worker.record, <object> result[0]):
             return PYGEN_RETURN
         Py_DECREF(<object> result[0])
         value = <PyObject*> None

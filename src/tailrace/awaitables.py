@@ -23,6 +23,7 @@ __all__ = [
     "called_function",
     "is_coroutine",
     "is_coroutine_function",
+    "must_resolve",
     "resolve_call",
     "resolve_result",
     "without_partial",
@@ -92,6 +93,11 @@ def is_coroutine(result: object) -> bool:
     # The class is compared, because isinstance() also asks the object, and an object such as a proxy may raise then.
     kind = type(result)
     return issubclass(kind, Coroutine) or (kind is GeneratorType and inspect.isawaitable(result))
+
+
+def must_resolve(result: object) -> bool:
+    """Return True if ``resolve_result`` awaits or refuses the object; it returns any other object unchanged."""
+    return _is_coroutine_or_future(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
 
 
 async def resolve_call(returned: object, where: str) -> object:

@@ -92,6 +92,9 @@ class ResolvedHandler(Handler):
     codec: AnyCodec
     declared: Handler
     prepared: PreparedHandler
+    collected: list[object] | None = field(default=None, compare=False)
+    """List to which each record with a result that is not None is appended, and then its result, in place of pairs,
+    which would take Python's garbage collector longer than the handler; None to collect no results."""
 
 
 def resolve_handler(declared: Handler, app: AppConfig, group_id: str | None, overrides: Overrides) -> ResolvedHandler:

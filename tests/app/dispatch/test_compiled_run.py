@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Iterator
+from inspect import isgenerator
 from typing import Any
 
 import pytest
@@ -33,11 +34,17 @@ def run(request) -> Run:
     """Return the function that runs up to ``most`` records; only the compiled one uses ``value_call``."""
 
     def start(
-        worker: RecordWorker, records: Iterator[Record], most: int, handle: Any, value_call: ValueCall | None = None
+        worker: RecordWorker,
+        records: Iterator[Record],
+        most: int,
+        handle: Any,
+        value_call: ValueCall | None = None,
+        *,
+        collected: list[object] | None = None,
     ) -> Awaitable[object]:
         if request.param == "python":
-            return record_executor._run(worker, records, most, handle)
-        return handler_run(worker, records, most, handle, *(value_call or (None, None)))
+            return record_executor._run(worker, records, most, handle, collected)
+        return handler_run(worker, records, most, handle, *(value_call or (None, None)), collected)
 
     return start
 
@@ -91,6 +98,40 @@ async def test_a_result_ends_the_run(run):
     assert await run(worker, left, 10, handle) == "result"
     assert worker.record.offset == 3
     assert next(left).offset == 4
+
+
+async def test_collected_results_do_not_end_the_run(run):
+    """Results are appended to a list, each after its record; one that must be awaited or refused ends the run."""
+    worker, left, given, collected = new_worker(), records(), list(records()), []
+
+    async def handle(record: Record) -> object:
+        match record.offset:
+            case 2:
+                return None
+            case 5:
+                return asyncio.get_running_loop().create_future()
+            case 7:
+                return (one for one in ())
+        return f"result {record.offset}"
+
+    assert asyncio.isfuture(await run(worker, left, 10, handle, collected=collected))
+    assert worker.record.offset == 5
+    assert collected == [one for n in (0, 1, 3, 4) for one in (given[n], f"result {n}")]
+    assert isgenerator(await run(worker, left, 10, handle, collected=collected))
+    assert collected[8:] == [given[6], "result 6"]
+
+
+async def test_a_suspended_handler_ends_the_run_with_its_result(run):
+    """A result of a handler that was marked as suspended is returned, not collected."""
+    worker, collected = new_worker(), []
+
+    async def handle(record: Record) -> int:
+        if record.offset == 1:
+            worker.queued = object()
+        return record.offset
+
+    assert await run(worker, records(), 10, handle, collected=collected) == 1
+    assert collected[1:] == [0]
 
 
 @pytest.mark.parametrize("is_suspended", [False, True])

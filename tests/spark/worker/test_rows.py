@@ -45,7 +45,7 @@ def test_columns_follow_the_annotation():
     Flight.__annotations__ = {"number": str, "legs": list[Leg], "gate": int | None}
     Leg.__annotations__ = {"miles": float}
     kind = result_type(handlers_of(depart))
-    rows = rows_of([(Record("t", 1, 7, None, b"", 0), Flight("UA1", [Leg(2.5)]))], kind)
+    rows = rows_of([Record("t", 1, 7, None, b"", 0)], [Flight("UA1", [Leg(2.5)])], kind)
 
     assert columns_of(kind).simpleString() == (
         "struct<number:string,legs:array<struct<miles:double>>,gate:bigint,topic:string,partition:int,offset:bigint,"
@@ -207,7 +207,7 @@ def test_rows_follow_the_annotation(kind, result, row):
 
     handle.__annotations__ = {"value": bytes, "return": kind}
     made = result_type(handlers_of(handle))
-    (arrived,) = rows_of([(Record("t", 1, 7, None, b"", 0), result)], made).to_pylist()
+    (arrived,) = rows_of([Record("t", 1, 7, None, b"", 0)], [result], made).to_pylist()
 
     assert arrived == {**row, "topic": "t", "partition": 1, "offset": 7, "_tailrace": None}
 
@@ -239,4 +239,4 @@ def test_a_result_of_another_type_fails_with_its_position(kind, result):
     places = [Record("t", 1, offset, None, b"", 0) for offset in (7, 8)]
 
     with pytest.raises(HandlerFailedError, match=r"^t\[1\] offset 8: the handler's result does not match"):
-        rows_of([(places[0], None), (places[1], result)], made)
+        rows_of(places, [None, result], made)

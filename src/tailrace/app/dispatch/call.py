@@ -100,11 +100,14 @@ class HandlerCall(NamedTuple):
         publish_result: publishes the result of ``handle``; called unless the result is None.
         value_call: parts of a faster call with the same effect as ``handle``, for records without headers while
             ``is_opentelemetry_imported`` is false; None if there is no faster call.
+        collected: ``ResolvedHandler.collected``, to which the caller may append the record and a result for which
+            ``must_resolve`` is false, in place of a call of ``publish_result``; None if it must call that.
     """
 
     handle: UnitCall
     publish_result: PublishResult
     value_call: ValueCall | None = None
+    collected: list[object] | None = None
 
 
 def record_call(handler: ResolvedHandler, group: GroupParts, overdue_calls: OverdueCalls) -> HandlerCall:
@@ -131,13 +134,14 @@ def record_call(handler: ResolvedHandler, group: GroupParts, overdue_calls: Over
         # Without headers, a record is as it was first read, and has no trace.
         return handle(record) if record.headers or OPENTELEMETRY in modules else function(record)
 
-    # Steps 1 to 4 do nothing for most handlers that are annotated "-> None". To leave them out saves a coroutine. If
-    # such a function returns a result nevertheless, the executor publishes it.
+    # Steps 1 to 4 do nothing for most handlers that are annotated "-> None", or whose results are only collected. To
+    # leave them out saves a coroutine. If a function of the first kind returns a result nevertheless, the executor
+    # publishes it.
     options = (handler.publish, when, group.transactions)
     is_surrounded = handler.middleware or instrumentations_of(group.observer) or any(one is not None for one in options)
-    if returns_nothing(handler.function) and not is_surrounded:
+    if (returns_nothing(handler.function) or handler.collected is not None) and not is_surrounded:
         value_call = handler.prepared.value_call if handler.timeout_ms is None else None
-        return HandlerCall(handle_directly, publish_result, value_call)
+        return HandlerCall(handle_directly, publish_result, value_call, handler.collected)
     call: UnitCall = handle
     if group.transactions is not None:
         call = group.transactions.wrap_call(call)
@@ -145,13 +149,15 @@ def record_call(handler: ResolvedHandler, group: GroupParts, overdue_calls: Over
 
 
 def _result_publisher(handler: ResolvedHandler, group: GroupParts) -> PublishResult:
-    results = _results_of(handler, group)
+    results, collected = _results_of(handler, group), handler.collected
 
     async def publish_result(record: Record, returned: object) -> None:
         returned = await resolve_result(returned, handler.prepared.name)
         if returned is not None:
             # The record is finished only after the acknowledgment, so no offset is committed before its results.
             await results.publish([(returned, result_trace(record))], record.key)
+            if collected is not None:
+                collected.extend((record, returned))
 
     return publish_result
 

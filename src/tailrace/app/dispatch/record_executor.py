@@ -32,6 +32,7 @@ from tailrace.app.dispatch.call import HandlerCall, UnitCall
 from tailrace.app.dispatch.lanes import Lanes, QueuedRecord
 from tailrace.app.dispatch.workers import Hold, Recover, Worker, Workers
 from tailrace.app.failures.policy import FailuresByIndex
+from tailrace.awaitables import must_resolve
 from tailrace.consumer.delivery.reader import is_too_long
 from tailrace.core.metrics import CallMeter, UnmeasuredRun
 from tailrace.core.progress import Lease
@@ -120,7 +121,7 @@ class RecordExecutor:
         self, lanes: Lanes, call: HandlerCall, recover: Recover, concurrency: int, on_progress: Callable[[], None]
     ) -> None:
         self._lanes, self._recover, self._on_progress = lanes, recover, on_progress
-        self._handle, self._publish_result, self._value_call = call
+        self._handle, self._publish_result, self._value_call, self._collected = call
         self._loop = asyncio.get_running_loop()
         self.workers = Workers(concurrency, self._waits, self._ended)
         self.meter = CallMeter()
@@ -232,9 +233,11 @@ class RecordExecutor:
     def _run_next(self, worker: RecordWorker, free: Iterator[Record], count: int) -> Awaitable[object]:
         """Return an awaitable that does the same as ``_run``, with compiled code if it is installed."""
         if handler_run is None:
-            return _run(worker, free, count, self._handle)
+            return _run(worker, free, count, self._handle, self._collected)
         call = None if self._value_call is None or is_opentelemetry_imported() else self._value_call
-        return handler_run(worker, free, count, self._handle, call and call.function, call and call.decode)
+        return handler_run(
+            worker, free, count, self._handle, call and call.function, call and call.decode, self._collected
+        )
 
     def _take(self, worker: RecordWorker) -> Record | None:
         """Make ``worker`` the running worker; return its next record, or None if no record may run now."""
@@ -391,17 +394,28 @@ class RecordExecutor:
         return len(self.workers.tasks) - len(self._idle)
 
 
-async def _run(worker: RecordWorker, records: Iterator[Record], count: int, handle: UnitCall) -> object:
+async def _run(
+    worker: RecordWorker,
+    records: Iterator[Record],
+    count: int,
+    handle: UnitCall,
+    collected: list[object] | None = None,
+) -> object:
     """Handle up to ``count`` records, and return the result of the last record.
 
-    A record that suspends, returns a result or changes the context is the last one. ``tailrace._native.HandlerRun`` is
-    the compiled version of this function.
+    A record that suspends, returns a result that cannot be appended to ``collected``, or changes the context is the
+    last one. ``tailrace._native.HandlerRun`` is the compiled version of this function.
     """
-    context, initial_context = worker.context, worker.initial_context
+    context, initial_context, resolved = worker.context, worker.initial_context, None
     for record in islice(records, count):
         worker.record = record
         returned = await handle(record)
         # This is ``has_changed_context`` without the cost of the property.
-        if returned is not None or worker.queued is not None or context != initial_context:
+        if worker.queued is not None or context != initial_context:
             return returned
+        if returned is not None:
+            if collected is None or (type(returned) is not resolved and must_resolve(returned)):
+                return returned
+            resolved = type(returned)
+            collected.extend((record, returned))
     return None

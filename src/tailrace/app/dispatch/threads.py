@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 # threads are not daemons, so that the interpreter waits for them before it ends.
 from anyio._core._eventloop import claim_worker_thread, get_async_backend
 
-__all__ = ["Threads"]
+__all__ = ["Threads", "outcome_of"]
 
 ResultT = TypeVar("ResultT")
 
@@ -94,14 +94,18 @@ class Threads:
                     if not _call_in_loop(loop, self._end, calls):
                         return
                     continue
-                if call is None or not _call_in_loop(loop, self._return, calls, call.returned, *_outcome(call)):
+                if call is None:
                     return
-                del call
+                outcome = outcome_of(call.function, call.context)
+                if not _call_in_loop(loop, self._return, calls, call.returned, *outcome):
+                    return
+                del call, outcome
 
 
-def _outcome(call: _Call) -> tuple[object, BaseException | None]:
+def outcome_of(function: Callable[[], object], context: Context) -> tuple[object, BaseException | None]:
+    """Call a function in a context; return its result or its error, of which the other is None."""
     try:
-        return call.context.run(call.function), None
+        return context.run(function), None
     except (StopIteration, GeneratorExit) as error:
         # Raised through a future, they would end the coroutine that waits for it.
         failure = RuntimeError(f"the function raised {type(error).__name__}")

@@ -14,9 +14,10 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from importlib import import_module
-from itertools import accumulate, chain, groupby, repeat
-from operator import attrgetter, methodcaller
+from itertools import accumulate, chain, groupby, islice, repeat
+from operator import attrgetter, lt, methodcaller
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeAlias, Union
 
 import msgspec
@@ -118,7 +119,11 @@ def _headers(text: str | None) -> tuple[tuple[str, bytes | None], ...]:
 # ---- records of any DataFrame ----------------------------------------------------------------------------------------
 
 
-def records_of(rows: Any, topic: str | None, first_offset: int) -> list[Record]:  # noqa: ANN401 - Arrow
+def records_of(
+    rows: Any,  # noqa: ANN401 - Arrow
+    topic: str | None,
+    first_offset: int,
+) -> tuple[list[Record], bool]:
     """Return the records that the rows of a DataFrame contain, in order.
 
     Columns have the names and types of Spark's Kafka source; key and value may also be text. Only ``value`` must exist.
@@ -130,6 +135,9 @@ def records_of(rows: Any, topic: str | None, first_offset: int) -> list[Record]:
         topic: topic of the records if there is no column ``topic``; None to require the column.
         first_offset: offset of the first record if there is no column ``offset``.
 
+    Returns:
+        The records, and True if all are of one partition, and each has a higher offset than the one before.
+
     Raises:
         ConfigurationError: a column is missing, has another type, or contains null.
     """
@@ -140,19 +148,20 @@ def records_of(rows: Any, topic: str | None, first_offset: int) -> list[Record]:
             " - add it, such as df.withColumn('topic', lit('orders'))"
         )
     values = {name: _values_of(name, column) for name, column in columns.items() if name in _COLUMN_NAMES}
-    return list(
-        map(
-            Record,
-            values.get("topic", repeat(topic)),
-            values.get("partition", repeat(0)),
-            values.get("offset", range(first_offset, first_offset + len(rows))),
-            values.get("key", repeat(None)),
-            values["value"],
-            values.get("timestamp", repeat(-1)),
-            values.get("headers", repeat(())),
-            repeat(None),
-        )
+    offsets = values.get("offset", range(first_offset, first_offset + len(rows)))
+    fields = (
+        values.get("topic", repeat(topic)),
+        values.get("partition", repeat(0)),
+        offsets,
+        values.get("key", repeat(None)),
+        values["value"],
+        values.get("timestamp", repeat(-1)),
+        values.get("headers", repeat(())),
+        repeat(None),
     )
+    has_one_partition = all(len(columns[name].unique()) == 1 for name in ("topic", "partition") if name in columns)
+    are_in_order = isinstance(offsets, range) or all(map(lt, offsets, islice(offsets, 1, None)))
+    return list(map(Record, *fields)), has_one_partition and are_in_order
 
 
 _COLUMN_NAMES = ("topic", "partition", "offset", "key", "value", "timestamp", "headers")
@@ -167,10 +176,12 @@ def _values_of(name: str, column: Any) -> Sequence[Any]:  # noqa: ANN401 - pyarr
     if name in _POSITION and column.null_count:
         raise ConfigurationError(f"the column {name!r} contains null - filter these rows, or drop the column")
     if name in {"key", "value"} and (is_text or types_of.is_binary(kind) or types_of.is_large_binary(kind)):
-        column = column.cast(pa.binary())
+        column = column if types_of.is_binary(kind) else column.cast(pa.binary())
     elif name == "timestamp" and types_of.is_timestamp(kind):
         column = column.cast(pa.timestamp("ms", kind.tz), safe=False).cast(pa.int64()).fill_null(-1)
     elif name == "headers" and types_of.is_list(kind) and types_of.is_struct(kind.value_type):
+        if column.null_count == len(column):
+            return [()] * len(column)
         return [tuple(tuple(one.values()) for one in headers or ()) for headers in column.to_pylist()]
     elif not (is_text if name == "topic" else is_integer and name in _POSITION):
         raise ConfigurationError(
@@ -272,11 +283,14 @@ def _fields_of(row_type: DataType) -> list[StructField]:
     return [StructField(_VALUE, row_type, nullable=False)]
 
 
-def _result_columns(results: Sequence[tuple[Record, object]], row_type: DataType) -> tuple[list[Any], list[int]]:
+def _result_columns(
+    records: Sequence[Record], results: Sequence[object], row_type: DataType
+) -> tuple[list[Any], Sequence[int]]:
     """Return Arrow columns with a row for each result, or for each item of a list; there is no row for None.
 
     Args:
-        results: records, and the results of their handlers.
+        records: handled records.
+        results: result of the handler for each record.
         row_type: Spark type from ``result_type``.
 
     Returns:
@@ -285,32 +299,39 @@ def _result_columns(results: Sequence[tuple[Record, object]], row_type: DataType
     Raises:
         HandlerFailedError: a result does not match the annotation.
     """
-    items = [[one for one in results_in(result) if one is not None] for _, result in results]
-    convert = _columns_converter(row_type)
+    convert, kinds, values = _columns_converter(row_type), set(map(type, results)), results
+    counts: Sequence[int] = [1] * len(results)
+    if any(kind is tuple or issubclass(kind, list) for kind in kinds):
+        items = [[one for one in results_in(result) if one is not None] for result in results]
+        values, counts = list(chain.from_iterable(items)), list(map(len, items))
+    elif types.NoneType in kinds:
+        values = [one for one in results if one is not None]
+        counts = [one is not None for one in results] if values else [0] * len(results)
     try:
-        columns = convert(list(chain.from_iterable(items)))
+        columns = convert(values)
     except _CONVERSION_ERRORS:
-        for (record, _), values in zip(results, items, strict=True):
+        rest = iter(values)
+        for record, count in zip(records, counts, strict=True):
             try:
-                convert(values)
+                convert(list(islice(rest, count)))
             except _CONVERSION_ERRORS as error:
                 raise HandlerFailedError(
                     f"{record.topic_partition} offset {record.offset}: the handler's result does not match its"
                     f" annotation: {error} - fix the annotation or the result"
                 ) from error
         raise
-    return columns, list(map(len, items))
+    return columns, counts
 
 
-def rows_of(results: Sequence[tuple[Record, object]], row_type: DataType) -> Any:  # noqa: ANN401 - pyarrow is untyped
-    """Return an Arrow batch with the columns ``columns_of(row_type)`` of results.
+def rows_of(handled: Sequence[Record], results: Sequence[object], row_type: DataType) -> Any:  # noqa: ANN401 - untyped
+    """Return an Arrow batch with the columns ``columns_of(row_type)`` of the results of records.
 
     Raises:
         HandlerFailedError: a result does not match the annotation.
     """
     pa: Any = import_module("pyarrow")  # an extra
-    columns, counts = _result_columns(results, row_type)
-    records = [record for (record, _), count in zip(results, counts, strict=True) for _ in range(count)]
+    columns, counts = _result_columns(handled, results, row_type)
+    records = [record for record, count in zip(handled, counts, strict=True) for _ in range(count)]
     position = [[getattr(record, name) for record in records] for name in _POSITION]
     schema = arrow_type_of(columns_of(row_type))
     others = zip([*position, [None] * len(records)], list(schema)[len(columns) :], strict=True)
@@ -324,14 +345,14 @@ def metrics_row(text: str, row_type: DataType | None) -> Any:  # noqa: ANN401 - 
     return pa.RecordBatch.from_pylist([{METRICS_COLUMN: text}], pa.schema(arrow_type_of(columns_of(row_type))))
 
 
-def arrays_of(results: Sequence[tuple[Record, object]], row_type: DataType) -> Any:  # noqa: ANN401 - pyarrow is untyped
-    """Return an Arrow array that contains a list of structs for each result, which is empty for None.
+def arrays_of(records: Sequence[Record], results: Sequence[object], row_type: DataType) -> Any:  # noqa: ANN401 - untyped
+    """Return an Arrow array that contains a list of structs for the result of each record, which is empty for None.
 
     Raises:
         HandlerFailedError: a result does not match the annotation.
     """
     pa: Any = import_module("pyarrow")  # an extra
-    columns, counts = _result_columns(results, row_type)
+    columns, counts = _result_columns(records, results, row_type)
     kind = arrow_type_of(expression_type(row_type))
     structs = pa.StructArray.from_arrays(columns, fields=list(kind.value_type))
     return pa.ListArray.from_arrays(pa.array([0, *accumulate(counts)], pa.int32()), structs, type=kind)
@@ -344,6 +365,7 @@ def expression_type(row_type: DataType) -> ArrayType:
     return ArrayType(StructType(_fields_of(row_type)), containsNull=False)
 
 
+@lru_cache(8)
 def arrow_type_of(kind: DataType) -> Any:  # noqa: ANN401 - pyarrow is untyped
     """Return the Arrow type of a Spark type; times without a zone are in UTC."""
     from pyspark.sql.pandas.types import to_arrow_type  # noqa: PLC0415 - an extra
@@ -356,6 +378,7 @@ def arrow_type_of(kind: DataType) -> Any:  # noqa: ANN401 - pyarrow is untyped
 # ---- values ----------------------------------------------------------------------------------------------------
 
 
+@lru_cache(8)
 def _columns_converter(row_type: DataType) -> Callable[[Sequence[Any]], list[Any]]:
     """Return a function that converts results to Arrow columns."""
     from pyspark.sql.types import StructType  # noqa: PLC0415 - an extra
@@ -367,6 +390,9 @@ def _columns_converter(row_type: DataType) -> Callable[[Sequence[Any]], list[Any
         if not has_fields:
             return [to_column[0](results)]
         getters = _getters(set(map(type, results)), names)
+        if len(getters) == 1:
+            (gets,) = getters.values()
+            return [one(list(map(get, results))) for one, get in zip(to_column, gets, strict=True)]
         return [one([getters[type(row)][index](row) for row in results]) for index, one in enumerate(to_column)]
 
     return convert

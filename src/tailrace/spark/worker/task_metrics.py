@@ -13,7 +13,14 @@ from dataclasses import asdict, dataclass
 
 from tailrace import errors
 from tailrace.errors import DeadLetterError, HandlerFailedError, TailraceError
-from tailrace.observe.events import Event, RecordDeadLettered, RecordDelayed, RecordSkipped, RecordUnmatched
+from tailrace.observe.events import (
+    Event,
+    HandlerFailed,
+    RecordDeadLettered,
+    RecordDelayed,
+    RecordSkipped,
+    RecordUnmatched,
+)
 
 __all__ = ["METRICS_COLUMN", "FailureCounter", "TaskMetrics", "error_of", "is_permanent"]
 
@@ -88,11 +95,13 @@ class FailureCounter:
     Attributes:
         metrics: metrics of the current task.
         failed_positions: topic, partition and offset of each failed record, whose results are dropped.
+        has_failed_attempts: True if an attempt to handle a record has failed.
     """
 
     def __init__(self) -> None:
         self.metrics = TaskMetrics()
         self.failed_positions: set[tuple[str, int, int]] = set()
+        self.has_failed_attempts = False
 
     def on_event(self, event: Event) -> None:
         """Count the record if the event reports that it failed or was skipped."""
@@ -103,6 +112,9 @@ class FailureCounter:
                 self.metrics.skipped += 1
             case RecordDelayed():
                 self.metrics.delayed += 1
+            case HandlerFailed():
+                self.has_failed_attempts = True
+                return
             case RecordUnmatched():
                 self.metrics.skipped += 1
                 return

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -27,7 +28,7 @@ from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 from tailrace.app.app import App
 from tailrace.app.dispatch.group_runtime import GroupRuntime
@@ -47,7 +48,7 @@ from tailrace.errors import (
     HandlerFailedError,
     TailraceError,
 )
-from tailrace.observe.hooks import Hook
+from tailrace.observe.hooks import Hook, Instrumentation
 from tailrace.producer.publisher import OutgoingRecord, Published, Publisher
 from tailrace.producer.record_producer import RecordProducer
 from tailrace.records import Record, TopicPartition
@@ -56,12 +57,13 @@ from tailrace.spark.worker.entry import portable
 from tailrace.spark.worker.rows import arrays_of, metrics_row, records_of, rows_of, slices_of
 from tailrace.spark.worker.shipment import Shipment, ShippedMaps, unpack
 from tailrace.spark.worker.task_metrics import FailureCounter, TaskMetrics, error_of, is_permanent
+from tailrace.spark.worker.thread_runs import ThreadRuns, can_have_runs
 from tailrace.user_exceptions import error_text, message_of, traceback_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
-__all__ = ["AppRunner", "ArrowSource", "expression_function", "run_expression", "run_task", "task_function"]
+__all__ = ["AppRunner", "ArrowSource", "Results", "expression_function", "run_expression", "run_task", "task_function"]
 
 # ---- source ----------------------------------------------------------------------------------------------------------
 
@@ -184,11 +186,16 @@ class ArrowSource:
 
 # ---- app -------------------------------------------------------------------------------------------------------------
 
-_offset = attrgetter("offset")
+_offset, _position = attrgetter("offset"), attrgetter("topic", "partition", "offset")
 
 PartitionRecords: TypeAlias = tuple[TopicPartition, Sequence[Record]]
-Results: TypeAlias = list[tuple[Record, object]]
-"""Records, and the results of their handlers."""
+
+
+class Results(NamedTuple):
+    """Records in the order in which they were handled, and for each the result of its handler."""
+
+    records: list[Record]
+    values: list[Any]
 
 
 class AppRunner:
@@ -208,8 +215,10 @@ class AppRunner:
         self.stop_runs_user_code = False
         self._source = ArrowSource()
         self._counter = FailureCounter()
-        self._results: dict[tuple[str, int, int], tuple[Record, object]] = {}
-        """Results by topic, partition and offset of the record."""
+        self._thread_runs: ThreadRuns | None = None
+        """Runs of the handler if it is a plain function, and the only one that is called."""
+        self._collected: list[Any] = []
+        """Records and results since the last call: ``ResolvedHandler.collected`` of the handlers."""
 
     async def start(self) -> None:
         """Start the app with the Arrow source: open its dependencies and producer.
@@ -242,7 +251,7 @@ class AppRunner:
             offset_maps: offset maps of records to skip, because they are finished.
 
         Returns:
-            Results since the last call.
+            Results since the last call that are not None.
 
         Raises:
             TailraceError: a handler failed for good, or the app failed.
@@ -252,42 +261,44 @@ class AppRunner:
             self._counter.metrics.records += len(records)
             self._counter.metrics.already_finished += len(slice_records) - len(records)
             if records:
+                if self._thread_runs is not None:
+                    self._thread_runs.add(topic_partition, records)
                 self._source.put(topic_partition, records)
         await self._wait(until_finished=self._shipment.has_sink)
         return self._pop_results()
 
-    async def handle_rows(self, records: Sequence[Record]) -> Results:
+    async def handle_rows(self, records: Sequence[Record], *, are_in_order: bool) -> Sequence[object]:
         """Handle records in any order of rows, and wait until all are finished.
 
         The records of a partition are handled in order of their offsets. If an offset occurs several times, its records
         are handled one after another.
 
+        Args:
+            records: records of the rows.
+            are_in_order: True if all records are of one partition, and each has a higher offset than the one before.
+
         Returns:
-            The records in the given order, with the results of their handlers; None for a record that has failed.
+            The results of the records, in the same order; None for a record that has failed.
 
         Raises:
             ConfigurationError: no handler reads the topic of a record.
             TailraceError: a handler failed for good, or the app failed.
         """
-        self._check_topics({one.topic for one in records})
-        found: list[object] = [None] * len(records)
-        rest: Sequence[int] = range(len(records))
-        while rest:
-            by_position: dict[tuple[str, int, int], int] = {}
-            later = []
-            for row in rest:
-                one = records[row]
-                if by_position.setdefault((one.topic, one.partition, one.offset), row) != row:
-                    later.append(row)
-            slices: dict[TopicPartition, list[Record]] = {}
-            for position in sorted(by_position):
-                slices.setdefault(TopicPartition(*position[:2]), []).append(records[by_position[position]])
-            results = await self.handle(slices.items(), ShippedMaps({}))
+        if not records:
+            return []
+        self._check_topics({one.topic for one in (records[:1] if are_in_order else records)})
+        rounds = [[(records[0].topic_partition, records)]] if are_in_order else _rounds_of(records)
+        handled = Results([], [])
+        for slices in rounds:
+            one = await self.handle(slices, ShippedMaps({}))
             await self.finish()
-            for record, result in results:
-                found[by_position[record.topic, record.partition, record.offset]] = result
-            rest = later
-        return list(zip(records, found, strict=True))
+            handled = Results(handled.records + one.records, handled.values + one.values)
+        if handled.records == records:  # fast, because the records are identical
+            return handled.values
+        if not handled.records:
+            return [None] * len(records)
+        by_record = dict(zip(map(id, handled.records), handled.values, strict=True))
+        return [by_record.get(id(one)) for one in records]
 
     async def finish(self) -> tuple[Results, TaskMetrics]:
         """Wait until all records of the task are finished; return the results since the last call and the metrics.
@@ -299,6 +310,8 @@ class AppRunner:
         self._check_finished()
         results, metrics = self._pop_results(), self._counter.metrics
         self._source.end_task()
+        if self._thread_runs is not None:
+            self._thread_runs.clear()
         self._counter.metrics = TaskMetrics()
         self._counter.failed_positions.clear()
         return results, metrics
@@ -351,10 +364,18 @@ class AppRunner:
 
     def _pop_results(self) -> Results:
         """Return the results of records that have not failed, and clear all results."""
-        failed = self._counter.failed_positions
-        results = [one for position, one in self._results.items() if position not in failed]
-        self._results.clear()
-        return results
+        records, values, counter = self._collected[::2], self._collected[1::2], self._counter
+        self._collected.clear()
+        if counter.has_failed_attempts:
+            counter.has_failed_attempts = False
+            # Instrumentation may raise an error after the result of an attempt; the last result counts.
+            last = {
+                position: (record, value)
+                for record, value in zip(records, values, strict=True)
+                if (position := _position(record)) not in counter.failed_positions
+            }
+            records, values = [record for record, _ in last.values()], [value for _, value in last.values()]
+        return Results(records, values)
 
     def _connect(self, _routes: Routes) -> Source:
         return self._source
@@ -379,7 +400,6 @@ class AppRunner:
         """Return the plan of the handlers to run, with the options that a task needs."""
         selected = {id(self._app.declared[index]) for index in self._shipment.handler_indices}
         shipment = self._shipment
-        collecting = (cast("Middleware", self._collect_results),) if shipment.has_sink else ()
         omitted = {id(self._app.declared[index]) for index in shipment.omitted_indices}
         adapted_handlers = [
             replace(
@@ -387,7 +407,7 @@ class AppRunner:
                 on_failure="stop" if one.on_failure == "pause" else one.on_failure,
                 # To wait for more records would only delay the task.
                 batch=None if one.batch is None else replace(one.batch, max_wait_ms=0),
-                middleware=(*collecting, *one.middleware),
+                collected=self._collected if shipment.has_sink else None,
             )
             for one in plan.by_group[self._shipment.group_id]
             if id(one.declared) in selected
@@ -398,22 +418,14 @@ class AppRunner:
             else one
             for one in adapted_handlers
         ]
+        hooks = resolve(self._app.options).hooks
+        is_instrumented = any(isinstance(one, Instrumentation) for one in hooks)
+        if len(adapted_handlers) == 1 and not is_instrumented and can_have_runs(adapted_handlers[0]):
+            self._thread_runs = ThreadRuns(adapted_handlers[0])
+            adapted_handlers = [self._thread_runs.handler]
         adapted = replace(plan, by_group={self._shipment.group_id: adapted_handlers})
         self.stop_runs_user_code = bool(adapted.stop_hooks) or any(one.closes for one in adapted.dependencies)
         return adapted
-
-    def _collect_results(self, call: Handle) -> Handle:
-        """Return ``call``, wrapped so that its results are kept; this method is a middleware."""
-        results = self._results
-
-        async def collect(record: Record) -> object:
-            result = await call(record)
-            if result is not None:
-                # A record that is retried keeps only its last result.
-                results[record.topic, record.partition, record.offset] = record, result
-            return result
-
-        return collect
 
 
 def _omit_call(_call: Handle) -> Handle:
@@ -454,6 +466,18 @@ class _PublisherOnDemand:
     ) -> None:
         if self._is_started:
             await self._producer.__aexit__(kind, error, trace)
+
+
+def _rounds_of(records: Iterable[Record]) -> Iterator[Iterable[PartitionRecords]]:
+    """Yield the records by partition and in order of their offsets; a repeated offset is in a later round."""
+    rest = records
+    while rest:
+        by_position: dict[tuple[str, int, int], Record] = {}
+        rest = [one for one in rest if by_position.setdefault(_position(one), one) is not one]
+        slices: dict[TopicPartition, list[Record]] = {}
+        for position in sorted(by_position):
+            slices.setdefault(TopicPartition(*position[:2]), []).append(by_position[position])
+        yield slices.items()
 
 
 def _unfinished(records: Sequence[Record], offset_map: OffsetMap | None) -> Sequence[Record]:
@@ -516,11 +540,11 @@ def run_task(
             runner = _PROCESS.runner_for(shipment)
             for slices in batches:
                 results = _PROCESS.call(runner.handle(slices, offset_maps))
-                if results and row_type is not None:
-                    yield rows_of(results, row_type)
+                if results.records and row_type is not None:
+                    yield rows_of(*results, row_type)
             results, metrics = _PROCESS.call(runner.finish())
-            if results and row_type is not None:
-                yield rows_of(results, row_type)
+            if results.records and row_type is not None:
+                yield rows_of(*results, row_type)
             _PROCESS.stop_app_with_user_code()
         except Exception as error:
             _PROCESS.stop_app()
@@ -573,10 +597,11 @@ def run_expression(shipment: Shipment, row_type: DataType, topic: str | None, ba
         try:
             first_offset = 0
             for rows in batches:
-                records = records_of(rows, topic, first_offset)
+                records, are_in_order = records_of(rows, topic, first_offset)
                 first_offset += len(records)
                 runner = _PROCESS.runner_for(shipment)
-                yield arrays_of(_PROCESS.call(runner.handle_rows(records)), row_type)
+                values = _PROCESS.call(runner.handle_rows(records, are_in_order=are_in_order))
+                yield arrays_of(records, values, row_type)
             _PROCESS.stop_app_with_user_code()
         except BaseException as error:
             # In case of GeneratorExit, Spark needs no more rows; the records in flight are dropped.
@@ -662,6 +687,10 @@ class _WorkerProcessState:
             self._thread = LoopThread("tailrace")
         runner = AppRunner(unpack(shipment), shipment)
         self.call(runner.start())
+        if threading.current_thread() is threading.main_thread() and not gc.get_freeze_count():
+            # Results are many new objects, so Python would often search all that were imported for garbage, which
+            # takes longer than the handler.
+            gc.freeze()
         self._runner, self._shipment = runner, shipment
         return runner
 
