@@ -12,6 +12,7 @@ from tailrace.batches.record_batch import split
 from tailrace.net.connection import Connection
 from tailrace.protocol.groups import (
     CommitOffset,
+    ConsumerGroupHeartbeatRequest,
     HeartbeatRequest,
     JoinGroupProtocol,
     JoinGroupRequest,
@@ -22,6 +23,7 @@ from tailrace.protocol.groups import (
     OffsetFetchRequest,
     SyncGroupAssignment,
     SyncGroupRequest,
+    TopicIdPartitions,
     encode_subscription,
 )
 from tailrace.protocol.metadata import FindCoordinatorRequest, MetadataRequest, MetadataTopic
@@ -560,3 +562,116 @@ async def _(b: Broker) -> object:
     await b.commit(3)
     answer = await b.ask(OffsetFetchRequest(b.group, None))
     return [[(one.partition, one.offset) for one in answer.partitions]]
+
+
+# ---- consumer protocol (KIP-848) ---------------------------------------------------------------------------------
+
+
+async def _beat(
+    b: Broker,
+    member_id: str,
+    epoch: int,
+    owned: tuple[int, ...] | None = None,
+    connection: Connection | None = None,
+    *,
+    is_first: bool = False,
+) -> Any:
+    listed = None if owned is None else ((TopicIdPartitions(b.topic_id, owned),) if owned else ())
+    topics = (b.topic,) if is_first else None
+    request = ConsumerGroupHeartbeatRequest(
+        b.group, member_id, epoch, None, None, 20_000, topics, topic_partitions=listed
+    )
+    return await b.ask(request, connection)
+
+
+def _numbers(answer: Any) -> list[int] | None:
+    if answer.assignment is None:
+        return None
+    return sorted(number for one in answer.assignment for number in one.partitions)
+
+
+async def _consumer_joined(b: Broker, member_id: str) -> int:
+    """Join as the only member, own both partitions, and return the member epoch."""
+    answer = await _beat(b, member_id, 0, (), is_first=True)
+    while _numbers(answer) != [0, 1]:
+        await asyncio.sleep(0.05)
+        answer = await _beat(b, member_id, answer.member_epoch, ())
+    epoch: int = (await _beat(b, member_id, answer.member_epoch, (0, 1))).member_epoch
+    return epoch
+
+
+@row("a member joins with epoch 0, and gets all partitions", [0, True, 5_000, [0, 1], "one"])
+async def _(b: Broker) -> object:
+    answer = await _beat(b, "one", 0, (), is_first=True)
+    return [
+        answer.error_code,
+        answer.member_epoch > 0,
+        answer.heartbeat_interval_ms,
+        _numbers(answer),
+        answer.member_id,
+    ]
+
+
+@row("a heartbeat has the assignment if it is complete, or if the assignment has changed", [None, None, [0, 1]])
+async def _(b: Broker) -> object:
+    epoch = await _consumer_joined(b, "one")
+    beats = [await _beat(b, "one", epoch), await _beat(b, "one", epoch, (0, 1))]
+    return [_numbers(one) for one in [*beats, await _beat(b, "one", epoch, (0, 1), is_first=True)]]
+
+
+@row("another member epoch and an unknown member are fenced", [110, 110, 25])
+async def _(b: Broker) -> object:
+    epoch = await _consumer_joined(b, "one")
+    beats = [("one", epoch + 1), ("one", epoch + 7), ("two", epoch)]
+    return [(await _beat(b, *one)).error_code for one in beats]
+
+
+async def _beat_until_assigned(
+    b: Broker, member_id: str, epoch: int, owned: tuple[int, ...], connection: Connection | None = None
+) -> Any:
+    """Repeat a heartbeat until it has an assignment; the coordinator may compute a target only once a second."""
+    while True:
+        answer = await _beat(b, member_id, epoch, owned, connection)
+        if answer.error_code or _numbers(answer) is not None:
+            return answer
+        epoch = answer.member_epoch
+        await asyncio.sleep(0.05)
+
+
+@row("a second member waits until the first has given up a partition", [[], 1, True, 1, True])
+async def _(b: Broker) -> object:
+    epoch, other = await _consumer_joined(b, "one"), await b.connection()
+    second = await _beat(b, "two", 0, (), other, is_first=True)
+    first = await _beat_until_assigned(b, "one", epoch, (0, 1))
+    left = _numbers(first) or []
+    await _beat(b, "one", first.member_epoch, tuple(left))
+    got = await _beat_until_assigned(b, "two", second.member_epoch, (), other)
+    given = _numbers(got) or []
+    return [_numbers(second), len(left), first.member_epoch == epoch, len(given), sorted([*left, *given]) == [0, 1]]
+
+
+@row("the partitions of a member that leaves go to the others", [0, -1, [0, 1]])
+async def _(b: Broker) -> object:
+    await _consumer_joined(b, "one")
+    other = await b.connection()
+    second = await _beat(b, "two", 0, (), other, is_first=True)
+    left = await _beat(b, "one", -1)
+    got = await _beat_until_assigned(b, "two", second.member_epoch, (), other)
+    return [left.error_code, left.member_epoch, _numbers(got)]
+
+
+@row("commits need the member epoch", [0, 113, 25, (5, "")])
+async def _(b: Broker) -> object:
+    epoch = await _consumer_joined(b, "one")
+    errors = [await b.commit(5, epoch, "one"), await b.commit(6, epoch - 1, "one"), await b.commit(7, epoch, "nobody")]
+    return [*errors, await b.committed()]
+
+
+@row("offsets are not answered to a member of another epoch", [113, 25, 0])
+async def _(b: Broker) -> object:
+    epoch = await _consumer_joined(b, "one")
+    asked = (OffsetFetchPartition(b.topic, 0, b.topic_id),)
+    return [
+        (await b.ask(OffsetFetchRequest(b.group, asked, member_id=member, member_epoch=at))).error_code
+        for member, at in (("one", epoch - 1), ("nobody", epoch), ("one", epoch))
+    ]

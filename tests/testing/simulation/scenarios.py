@@ -8,7 +8,7 @@ import hashlib
 import logging
 import random
 import warnings
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -81,6 +81,7 @@ class World:
     ledger: Ledger
     chance: random.Random
     member: Callable[[World, str, asyncio.Event], Awaitable[None]]
+    options: Mapping[str, Any]
     members: list[tuple[str, Process, asyncio.Event]] = field(default_factory=list)
     started: int = 0
     trace: Any = field(default_factory=hashlib.sha256)
@@ -166,11 +167,14 @@ def _options(world: World, member: str) -> dict[str, Any]:
         "group_id": GROUP,
         "client_id": member,
         "auto_offset_reset": "earliest",
-        "session_timeout_ms": 10_000,
-        "heartbeat_interval_ms": 1_000,
         "auto_commit_interval_ms": 1_000,
         "metadata_max_age_ms": 10_000,
+        **world.options,
     }
+
+
+_CLASSIC = {"session_timeout_ms": 10_000, "heartbeat_interval_ms": 1_000}
+_KIP_848 = {"group_protocol": "consumer"}
 
 
 async def iterating(world: World, member: str, stop: asyncio.Event) -> None:
@@ -259,6 +263,8 @@ SCENARIOS: dict[str, Callable[[World, str, asyncio.Event], Awaitable[None]]] = {
     "acknowledge": acknowledging,
     "by key": app_by("key"),
     "by partition": app_by("partition"),
+    "iterate, KIP-848": iterating,
+    "by key, KIP-848": app_by("key"),
 }
 
 
@@ -292,7 +298,8 @@ def run(
     with _silence(), simulated(seed) as loop:
         cluster = SimulatedCluster(loop, 3, seed=seed)
         chance = random.Random(f"{seed} members")
-        world = World(loop, cluster, Ledger(), chance, SCENARIOS[scenario])
+        options = _KIP_848 if scenario.endswith("KIP-848") else _CLASSIC
+        world = World(loop, cluster, Ledger(), chance, SCENARIOS[scenario], options)
         records = loop.run_until_complete(_play(world, chosen, duration_s, members, rate))
     ledger = world.ledger
     return Outcome(seed, scenario, ledger.violations, chosen, records, ledger.repeats, world.trace.hexdigest())
@@ -323,6 +330,7 @@ async def _play(world: World, faults: Sequence[Fault], duration_s: float, member
     cluster, ledger, began = world.cluster, world.ledger, world.now
     cluster.state.create_topic(TOPIC, PARTITIONS)
     cluster.state.on_commit = world.note_commit
+    cluster.state.group_session_s, cluster.state.group_heartbeat_ms = 10.0, 1_000
     for _ in range(members):
         world.add_member()
     producing = asyncio.create_task(_produce(world, began + duration_s, rate))

@@ -18,6 +18,8 @@ from tailrace.error_codes import ErrorCode
 from tailrace.protocol.groups import (
     CommitResult,
     CommittedOffset,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
     HeartbeatRequest,
     HeartbeatResponse,
     JoinGroupRequest,
@@ -64,6 +66,7 @@ from tailrace.protocol.records import (
 )
 from tailrace.protocol.transactions import InitProducerIdRequest, InitProducerIdResponse
 from tailrace.testing.simulation.classic_group import ClassicGroup, CommittedEntry
+from tailrace.testing.simulation.consumer_group import ConsumerGroup, TopicSizes
 from tailrace.testing.simulation.partition_log import PartitionLog
 
 __all__ = ["APIS", "BrokerState", "Topic"]
@@ -84,6 +87,7 @@ APIS: tuple[Api[Any], ...] = tuple(
         SyncGroupRequest,
         HeartbeatRequest,
         LeaveGroupRequest,
+        ConsumerGroupHeartbeatRequest,
         OffsetCommitRequest,
         OffsetFetchRequest,
     )
@@ -149,7 +153,8 @@ class BrokerState:
 
     Attributes:
         topics: topics by name.
-        groups: groups by id.
+        groups: groups of the classic protocol by id.
+        consumer_groups: groups of the consumer protocol by id.
         alive: ids of the brokers that run.
         registered: ids of the brokers that the controller takes for alive.
     """
@@ -160,12 +165,15 @@ class BrokerState:
         self.cluster_id = f"simulation-{seed}"
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, ClassicGroup] = {}
+        self.consumer_groups: dict[str, ConsumerGroup] = {}
         self.alive, self.registered = set(addresses), set(addresses)
         self.on_commit: Callable[[str, str, int, int], object] | None = None
         """Function that is called with group, topic, partition and offset of each stored commit."""
         self.replication_s = (0.0005, 0.003)
         self.session_s = 2.0
         """Time after which the controller takes a broker without heartbeats for dead, in seconds."""
+        self.group_session_s, self.group_heartbeat_ms = 45.0, 5_000
+        """Settings group.consumer.session.timeout.ms and group.consumer.heartbeat.interval.ms."""
         self._names: dict[UUID, str] = {}
         """Names of all topics that there were, by id."""
         self._coordinators: dict[str, int] = {}
@@ -192,6 +200,7 @@ class BrokerState:
             SyncGroupRequest: self._sync,
             HeartbeatRequest: self._heartbeat,
             LeaveGroupRequest: self._leave,
+            ConsumerGroupHeartbeatRequest: self._consumer_heartbeat,
             OffsetCommitRequest: self._commit,
             OffsetFetchRequest: self._committed,
         }
@@ -206,7 +215,7 @@ class BrokerState:
     def next_at(self) -> float | None:
         """Return the time at which ``tick`` has work; None if there is none."""
         times = [one.until for one in self._fetches] + [one.until for one in self._produces]
-        times += [at for group in self.groups.values() if (at := group.next_at()) is not None]
+        times += [at for group in self._all_groups() if (at := group.next_at()) is not None]
         if self._timers:
             times.append(self._timers[0][0])
         return min(times, default=None)
@@ -223,7 +232,17 @@ class BrokerState:
         for group in self.groups.values():
             if self._coordinator(group.group_id) in self.alive:
                 group.tick(now)
+        for consumer_group in self.consumer_groups.values():
+            if self._coordinator(consumer_group.group_id) in self.alive:
+                consumer_group.tick(self._counts(), now)
         self._settle(now)
+
+    def _all_groups(self) -> Iterator[ClassicGroup | ConsumerGroup]:
+        yield from self.groups.values()
+        yield from self.consumer_groups.values()
+
+    def _counts(self) -> TopicSizes:
+        return {one.name: (one.topic_id, len(one.partitions)) for one in self.topics.values()}
 
     def later(self, at: float, action: Callable[[float], None]) -> None:
         """Call ``action`` with the time, at ``at``."""
@@ -246,7 +265,7 @@ class BrokerState:
     def delete_topic(self, name: str) -> None:
         """Delete a topic, and the offsets that groups have committed of it."""
         del self.topics[name]
-        for group in self.groups.values():
+        for group in self._all_groups():
             for key in [one for one in group.offsets if one[0] == name]:
                 del group.offsets[key]
 
@@ -283,9 +302,14 @@ class BrokerState:
     def move_coordinator(self, group_id: str, now: float) -> None:
         """Let another broker coordinate a group."""
         others = [one for one in sorted(self.alive) if one != self._coordinators.get(group_id)]
-        if others and group_id in self.groups:
+        if others:
             self._coordinators[group_id] = self.chance.choice(others)
-            self.groups[group_id].reload(now)
+            self._reload(group_id, now)
+
+    def _reload(self, group_id: str, now: float) -> None:
+        for group in self._all_groups():
+            if group.group_id == group_id:
+                group.reload(now)
 
     def _fence(self, broker_id: int, now: float) -> None:
         if broker_id in self.alive or broker_id not in self.registered:
@@ -301,8 +325,7 @@ class BrokerState:
         for group_id, coordinator in [*self._coordinators.items()]:
             if coordinator == broker_id:
                 del self._coordinators[group_id]
-                if group_id in self.groups:
-                    self.groups[group_id].reload(now)
+                self._reload(group_id, now)
         self._settle(now)
 
     def _catch_up(self, broker_id: int) -> None:
@@ -666,10 +689,27 @@ class BrokerState:
         else:
             self.group(request.group_id).leave(token, request, now)
 
+    def _consumer_heartbeat(
+        self, broker_id: int, token: object, request: ConsumerGroupHeartbeatRequest, now: float
+    ) -> None:
+        if error := self._coordinator_error(broker_id, request.group_id):
+            self.answer(token, ConsumerGroupHeartbeatResponse(error))
+            return
+        group = self.consumer_groups.get(request.group_id)
+        if group is None:
+            group = self.consumer_groups[request.group_id] = ConsumerGroup(
+                request.group_id, self.answer, self.group_session_s, self.group_heartbeat_ms
+            )
+            # The offsets that were committed while the group had no members stay.
+            group.offsets = self.group(request.group_id).offsets
+        group.heartbeat(token, request, self._counts(), now)
+
     def _commit(self, broker_id: int, token: object, request: OffsetCommitRequest, now: float) -> None:
         error = self._coordinator_error(broker_id, request.group_id)
         group = self.group(request.group_id)
-        if not error:
+        if not error and request.group_id in self.consumer_groups:
+            error = self.consumer_groups[request.group_id].member_error(request.member_id, request.generation_id)
+        elif not error:
             error = group.commit_error(request.member_id, request.group_instance_id, request.generation_id, now)
         results = []
         for one in request.partitions:
@@ -690,6 +730,11 @@ class BrokerState:
         if error := self._coordinator_error(broker_id, request.group_id):
             self.answer(token, OffsetFetchResponse((), error, group_id=request.group_id))
             return
+        if request.member_id and request.group_id in self.consumer_groups:
+            error = self.consumer_groups[request.group_id].member_error(request.member_id, request.member_epoch)
+            if error:
+                self.answer(token, OffsetFetchResponse((), error, group_id=request.group_id))
+                return
         offsets = self.group(request.group_id).offsets
         results: Iterable[CommittedOffset]
         if request.partitions is None:
