@@ -7,6 +7,7 @@ Needs the extra ``tailrace[spark]``.
 
 from tailrace.spark.backfill import BackfillProgress, BackfillReport, GroupStatus
 from tailrace.spark.expression import results
+from tailrace.spark.group_query import group_source, start_in_group
 from tailrace.spark.pipeline import SparkPipeline
 from tailrace.spark.session import spark_session
 from tailrace.spark.sinks import delta_table, overwritten_folders
@@ -19,7 +20,9 @@ __all__ = [
     "SparkPipeline",
     "SparkQuery",
     "delta_table",
+    "group_source",
     "overwritten_folders",
     "results",
     "spark_session",
+    "start_in_group",
 ]

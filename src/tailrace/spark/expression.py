@@ -11,14 +11,12 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tailrace.app.app import App, load_app
-from tailrace.app.lifecycle import make_plan
+from tailrace.app.app import App
 from tailrace.config import resolve
 from tailrace.errors import ConfigurationError
-from tailrace.spark.handler_selection import select_handlers
-from tailrace.spark.pipeline import HandlerOrName, check_delivery
+from tailrace.spark.pipeline import HandlerOrName, load_handler
 from tailrace.spark.worker.rows import expression_type, result_type
-from tailrace.spark.worker.shipment import import_path_of, pack
+from tailrace.spark.worker.shipment import pack
 from tailrace.spark.worker.task_runner import expression_function
 
 if TYPE_CHECKING:
@@ -53,16 +51,11 @@ def results(app: App | str, handler: HandlerOrName) -> Column:
         raise ConfigurationError(
             "results() needs pyspark 4.1 or newer, which has Arrow UDFs - upgrade pyspark, or use SparkPipeline"
         )
-    import_path = app if isinstance(app, str) else import_path_of(app)
-    app = load_app(app) if isinstance(app, str) else app
-    check_delivery(app)
-    config = resolve(app.options)
-    make_plan(app, config.group_id, app.runtime)  # raises an error for invalid declarations
-    selected = select_handlers(app, handler, config.group_id)
+    app, import_path, selected = load_handler(app, handler)
     row_type = result_type(selected.named)
     pairs = zip(selected.indices, selected.handlers, strict=True)
     shipment = replace(
-        pack(app, import_path, selected, config, has_sink=True),
+        pack(app, import_path, selected, resolve(app.options), has_sink=True),
         is_expression=True,
         omitted_indices=tuple(index for index, one in pairs if one not in selected.named),
     )

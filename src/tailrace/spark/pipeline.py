@@ -41,7 +41,15 @@ from tailrace.spark.worker.shipment import Shipment, import_path_of, pack
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["HandlerOrName", "SparkPipeline", "check_delivery", "check_run"]
+__all__ = [
+    "HandlerOrName",
+    "SparkPipeline",
+    "check_delivery",
+    "check_run",
+    "check_topics_found",
+    "load_handler",
+    "prepare_group",
+]
 
 HandlerOrName: TypeAlias = Callable[..., object] | str
 """Decorated function of a handler, or its name."""
@@ -130,7 +138,7 @@ class SparkPipeline:
         try:
             cluster_state = self._cluster_state(store, selected, state)
             run = claim(f"<SparkQuery {selected.name} group={selected.group_id}>", selected.group_id, cluster_state)
-            _check_topics_found(selected, cluster_state)
+            check_topics_found(selected, cluster_state)
             if selected.patterns:
                 # Only now is it known which topics a pattern matches, and which handlers share a topic.
                 _, batch_runner, _ = self._prepare(handler, sink, parallelism, options, cluster_state.topic_ids)
@@ -139,21 +147,21 @@ class SparkPipeline:
             start_offsets = start_offsets_of(store, cluster_state, config, self._observer, overrides=resumption.offsets)
             if not resumption.continues:
                 self._set_next_number(state, cluster_state)
-            batch_runner = batch_runner.with_offset_maps(start_offsets.offset_maps)
+            checkpoint = self._checkpoint
             stage = Stage(
                 self._spark,
                 store,
-                batch_runner,
-                self._checkpoint,
+                selected.name,
+                cluster_state.topic_ids,
+                lambda after: checkpoint.last_batch(state.generation, after),
                 state,
-                cluster_state,
                 start_offsets,
-                resumption,
                 config,
                 self._observer,
                 run,
+                batch_runner.with_offset_maps(start_offsets.offset_maps),
             )
-            return start_stream(stage, source, trigger)
+            return start_stream(stage, checkpoint, resumption, source, trigger)
         except BaseException:
             store.close()
             if run is not None:
@@ -350,17 +358,8 @@ class SparkPipeline:
     def _cluster_state(
         self, store: SparkOffsetStore, selected: SelectedHandlers, state: PipelineState | None
     ) -> ClusterState:
-        """Check that a run is possible, create missing topics, and return the state of cluster and group."""
-        finish_ended_queries(selected.group_id)
-        store.check_idle()
-        config = self.app.runtime.config
-        handlers = [one.with_defaults(config) for one in selected.handlers]
-        group_id = resolve(self.app.options).group_id
-        # Messages that handlers delay are published by the live app, which is a member of its own group.
-        if group_id == selected.group_id and (delays := delays_of(config, group_id)) is not None:
-            handlers.append(delays.handler(config, handlers))
-        store.create_topics(handlers)
-        cluster_state = store.cluster_state(selected.topics, selected.patterns)
+        """Prepare the group as ``prepare_group`` does, and check that the checkpoint belongs to the cluster."""
+        cluster_state = prepare_group(self.app, selected, store)
         if state is not None and self._checkpoint is not None:
             check_matches(self._checkpoint.location, state, cluster_state.cluster_id, cluster_state.topic_ids)
         return cluster_state
@@ -393,6 +392,40 @@ class SparkPipeline:
             known.append(state.first_batch_id + last + 1)
         texts = [commit.decoded_metadata.user_text for commit in cluster_state.committed.values()]
         state.next_batch_id = next_number(known, texts)
+
+
+def load_handler(app: App | str, handler: HandlerOrName) -> tuple[App, str | None, SelectedHandlers]:
+    """Return the app, its import path if it has one, and the handler with those that share its topics and group.
+
+    Raises:
+        ConfigurationError: the app has invalid declarations or ``delivery="exactly_once"``; the handler is unknown.
+    """
+    import_path = app if isinstance(app, str) else import_path_of(app)
+    app = load_app(app) if isinstance(app, str) else app
+    check_delivery(app)
+    group_id = resolve(app.options).group_id
+    make_plan(app, group_id, app.runtime)  # raises an error for invalid declarations
+    return app, import_path, select_handlers(app, handler, group_id)
+
+
+def prepare_group(app: App, selected: SelectedHandlers, store: SparkOffsetStore) -> ClusterState:
+    """Check that the group has no live members, create missing topics, and return the state of cluster and group.
+
+    Raises:
+        GroupNotEmptyError: the group has live members.
+        UnknownTopicError: a topic does not exist.
+        TailraceError: no broker answers, or an operation is not authorized.
+    """
+    finish_ended_queries(selected.group_id)
+    store.check_idle()
+    config = app.runtime.config
+    handlers = [one.with_defaults(config) for one in selected.handlers]
+    group_id = resolve(app.options).group_id
+    # Messages that handlers delay are published by the live app, which is a member of its own group.
+    if group_id == selected.group_id and (delays := delays_of(config, group_id)) is not None:
+        handlers.append(delays.handler(config, handlers))
+    store.create_topics(handlers)
+    return store.cluster_state(selected.topics, selected.patterns)
 
 
 def check_run(app: App, import_path: str, handler: HandlerOrName, *, parallelism: int | None = None) -> None:
@@ -434,7 +467,8 @@ def _check_and_pack(  # noqa: PLR0913 - everything that needs no session
     return selected, pack(app, import_path, selected, config, has_sink=has_sink), source_options(config, options or {})
 
 
-def _check_topics_found(selected: SelectedHandlers, cluster_state: ClusterState) -> None:
+def check_topics_found(selected: SelectedHandlers, cluster_state: ClusterState) -> None:
+    """Raise UnknownTopicError if no topic matches the handler's patterns."""
     if not cluster_state.logs:
         patterns = " or ".join(repr(one.handler.pattern.pattern) for one in selected.patterns if one.handler.pattern)
         detail = f"no topic matches {patterns}; patterns are matched once, at the start"

@@ -1,9 +1,9 @@
 """Structured Streaming query: handles batches and commits the group's offsets after each.
 
 Offsets of a batch are committed to the group after Spark has written the batch to its commit log. After a crash, only a
-batch that is not in this log is handled again. A listener of Spark reports the written batches in its own thread. At
-the end of the query and at the next start, the last batch is read from the commit log, in case the listener has not
-reported it.
+batch that is not in this log is handled again. A thread of the query polls Spark for the last written batch; unlike a
+listener of Spark, it also runs on Spark Connect, whose listeners are removed when a connection is lost. At the end of
+the query and at the next start, the last batch is read from the commit log, in case the thread has not seen it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import atexit
 import contextlib
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -22,7 +22,6 @@ from tailrace.errors import (
     BrokerConnectionError,
     ConfigurationError,
     ConsumerStateError,
-    CorruptCheckpointError,
     OffsetOutOfRangeError,
     TailraceError,
     UnknownTopicError,
@@ -31,7 +30,7 @@ from tailrace.observe.events import CommitFailed, SparkQueryFailed
 from tailrace.observe.hooks import Observer
 from tailrace.spark.batches import BatchRunner
 from tailrace.spark.offsets.checkpoint import Checkpoint, PipelineState
-from tailrace.spark.offsets.ranges import Offsets, offsets_of, spark_json
+from tailrace.spark.offsets.ranges import Offsets, offsets_in, spark_json
 from tailrace.spark.offsets.start_offsets import Resumption, StartOffsets, start_metadata, stream_metadata
 from tailrace.spark.offsets.store import ClusterState, SparkOffsetStore
 from tailrace.spark.session import line_of
@@ -64,8 +63,10 @@ Trigger: TypeAlias = str | Mapping[str, Any] | None
 _RECOMMIT_S = 600.0
 """Interval at which an idle query commits again, so that the broker does not expire the group's offsets."""
 
+_RETRY_S = 10.0
+"""Interval at which a failed commit is repeated while there is no new batch."""
 _POLL_INTERVAL_S = 0.2
-"""Interval at which ``stop`` checks whether the current batch has ended."""
+"""Interval at which Spark is asked for new batches, and at which ``stop`` checks whether the current one has ended."""
 _MIN_WAIT_S = 0.001
 """Shortest timeout in seconds that Spark accepts."""
 _PARK_MS = 10_000
@@ -104,23 +105,28 @@ class Stage:
 
     spark: SparkSession
     store: SparkOffsetStore
-    batch_runner: BatchRunner
-    checkpoint: Checkpoint
+    name: str
+    """Name of the handler."""
+    topic_ids: Mapping[str, str]
+    last_batch: Callable[[int], tuple[int, Offsets] | None]
+    """Function that reads the last batch of Spark's commit log, if it is after the given one, and its end offsets."""
     state: PipelineState
-    cluster_state: ClusterState
     start_offsets: StartOffsets
-    resumption: Resumption
     config: ConsumerConfig
     observer: Observer
     run: ActiveRun
+    batch_runner: BatchRunner | None = None
+    """Runner of the batches; None if Spark writes them."""
+    check_start: Callable[[Offsets], None] | None = None
+    """Function that is called before the first commit of a batch and raises an error if it may not be committed."""
 
 
 class SparkQuery:
-    """Running query, returned by ``SparkPipeline.start``.
+    """Running query that commits the offsets of a group, returned by ``SparkPipeline.start`` and ``start_in_group``.
 
     Attributes:
         query: Spark's ``StreamingQuery``.
-        counted: numbers of records handled since the start, by outcome.
+        counted: numbers of records handled since the start, by outcome; zero with ``start_in_group``.
         query_id: Spark's id of the query, the same after a restart; empty before the first start.
         run_id: Spark's id of this run of the query; empty before Spark has started it.
     """
@@ -134,9 +140,8 @@ class SparkQuery:
         self._lock = threading.Lock()
         self._committed: tuple[int, Offsets] = (-1, {})
         """Last batch committed to the group, and its end offsets."""
-        self._committed_at = stage.store.now
-        self._reported: tuple[int, Offsets] = (-1, {})
-        """Last batch that Spark has reported, and its end offsets."""
+        self._tried: tuple[int, float] = (-1, stage.store.now)
+        """Last batch that was committed or failed to commit, and when."""
         self._has_ended = False
         self._was_stop_called = False
         self._must_park = False
@@ -145,11 +150,10 @@ class SparkQuery:
         """Set once Spark's thread sleeps instead of starting a batch."""
         self._is_spark_stopped = False
         """True once ``stop`` of Spark's query was called."""
-        self._listener: Any = None
         self.query_id = self.run_id = ""
 
     def __repr__(self) -> str:
-        return f"<SparkQuery {self._stage.batch_runner.selected.name} group={self._stage.store.group_id}>"
+        return f"<SparkQuery {self._stage.name} group={self._stage.store.group_id}>"
 
     @property
     def is_active(self) -> bool:
@@ -163,15 +167,26 @@ class SparkQuery:
 
     def is_of(self, spark: SparkSession) -> bool:
         """Return True if the query runs in the session ``spark``."""
-        return self._stage.spark.sparkContext is spark.sparkContext
+        mine, context = self._stage.spark, getattr(spark, "_sc", None)  # Spark Connect has no context.
+        return mine is spark or (context is not None and getattr(mine, "_sc", None) is context)
+
+    def launch(self, start: Callable[[], StreamingQuery]) -> None:
+        """Start Spark's query by ``start``, and a thread that commits its batches."""
+        self.query = start()
+        self.query_id, self.run_id = str(self.query.id), str(self.query.runId)
+        self._stage.run.query = self
+        stop_queries_with(self._stage.spark)
+        # The thread commits batches and closes connections even if the program never waits for the query.
+        threading.Thread(target=self.finish, name="tailrace query", daemon=True).start()
 
     def finish(self) -> None:
-        """Wait until Spark has ended the query, then commit its last batch and close the connections.
+        """Commit each batch until Spark has ended the query, then commit its last batch and close the connections.
 
         Another call has no effect. The error that ended the query is raised by ``await_termination`` and ``stop``.
         """
         try:
-            self.query.awaitTermination()
+            while self.query.awaitTermination(cast("int", _POLL_INTERVAL_S)) is False:
+                self._commit_reported()
         except Exception as error:  # noqa: BLE001 - raised by await_termination
             # After a stop, the interrupted batch has caused the error.
             self._end(None if self._is_spark_stopped else error)
@@ -222,10 +237,12 @@ class SparkQuery:
                 ``await_termination``.
         """
         self._was_stop_called = True
-        deadline = self._stage.store.now + grace_s
+        deadline, before = self._stage.store.now + grace_s, self._reported_batch
         self._must_park = grace_s > 0
         while self._stage.store.now < deadline and self.is_active and self.query.status["isTriggerActive"]:
-            if self._is_parked.wait(_POLL_INTERVAL_S):
+            if self._is_parked.wait(_POLL_INTERVAL_S) or (
+                self._stage.batch_runner is None and self._reported_batch != before
+            ):
                 break
         # An error after this line is caused by the stop and is ignored.
         earlier_error = None if self._is_spark_stopped or self.is_active else self.query.exception()
@@ -245,6 +262,7 @@ class SparkQuery:
             self._raise_from(None)
             self._stage.store.check_unchanged()
             state = self._stage.state
+            assert self._stage.batch_runner is not None
             metrics = self._stage.batch_runner.run(records, state.batch_number(state.first_batch_id + number))
         except Exception as error:
             self._fail(error)
@@ -275,19 +293,26 @@ class SparkQuery:
         self._is_spark_stopped = True
         self.query.stop()
 
-    def progressed(self, number: int, ends: Offsets) -> None:
-        """Commit the end offsets of batch ``number`` after Spark has written the batch to its commit log."""
-        with self._lock:
-            if not self._has_ended and number > self._committed[0]:
-                self._reported = number, ends
-                self._commit(number, ends)
+    @property
+    def _reported_batch(self) -> int:
+        """Last batch that Spark has reported; -1 before the first."""
+        progress = self.query.lastProgress
+        return -1 if progress is None else progress.batchId
 
-    def idle(self) -> None:
-        """Repeat the last commit if it failed or was made ten minutes ago; called while there is no new batch."""
+    def _commit_reported(self) -> None:
+        """Commit the last batch that Spark has reported; repeat a failed commit, and one made ten minutes ago."""
         with self._lock:
-            is_pending = self._reported[0] > self._committed[0]
-            if not self._has_ended and (is_pending or self._stage.store.now - self._committed_at > _RECOMMIT_S):
-                self._commit(*(self._reported if is_pending else self._committed))
+            if self._has_ended:
+                return
+            number, ends = self._committed
+            progress = self.query.lastProgress
+            if progress is not None and progress.batchId > number:
+                number = progress.batchId
+                ends = offsets_in([one.endOffset for one in progress.sources], self._stage.topic_ids)
+            tried, tried_at = self._tried
+            wait_s = _RETRY_S if number > self._committed[0] else _RECOMMIT_S
+            if (ends or number >= 0) and (number > tried or self._stage.store.now - tried_at > wait_s):
+                self._commit(number, ends)
 
     def commit_batch(self, number: int, ends: Offsets, *, may_go_back: bool = False) -> None:
         """Commit ``ends``, the end offsets of batch ``number``, or the start offsets if ``number`` is -1.
@@ -298,12 +323,15 @@ class SparkQuery:
             TailraceError: as ``SparkOffsetStore.commit`` does.
         """
         state = self._stage.state
+        if self._stage.check_start is not None and self._committed[0] < 0:
+            self._stage.check_start(ends)
         text = stream_metadata(self.query_id, state.first_batch_id + number) if number >= 0 else state.start_text
         self._stage.store.commit(self._stage.start_offsets.commits(ends), text, may_go_back=may_go_back)
-        self._committed, self._committed_at = (number, ends), self._stage.store.now
+        self._committed = number, ends
 
     def _commit(self, number: int, ends: Offsets) -> None:
         store, observer = self._stage.store, self._stage.observer
+        self._tried = number, store.now
         try:
             self.commit_batch(number, ends)
         except BrokerConnectionError as error:
@@ -315,8 +343,7 @@ class SparkQuery:
             self._fail(error)
             observer.emit(CommitFailed(store.group_id, str(error), will_retry=False, exception=error))
             if not self._has_ended:
-                # Stop in another thread, because a stop waits for Spark's thread, which runs this method.
-                threading.Thread(target=self._stop_spark, name="tailrace stop", daemon=True).start()
+                self._stop_spark()
 
     # ---- end ---------------------------------------------------------------------------------------------------
 
@@ -327,10 +354,9 @@ class SparkQuery:
             self._has_ended = True
             stage = self._stage
             try:
-                self.unlisten()
-                last = stage.checkpoint.last_committed(stage.state.generation)
-                if last is not None and last > self._committed[0]:
-                    self._commit_from_log(last)
+                last = stage.last_batch(self._committed[0])
+                if last is not None:
+                    self._commit(*last)
                 if error is not None and not isinstance(self._failure, TailraceError):
                     self._failure = self._offsets_lost_error() or self._session_stopped_error() or self._failure
             except Exception as end_error:  # noqa: BLE001 - raised by await_termination
@@ -341,30 +367,17 @@ class SparkQuery:
             failure = self._failure if isinstance(self._failure, TailraceError) else error
             if failure is not None and not self._was_stop_called:
                 reason = line_of(failure) or str(failure)
-                stage.observer.emit(
-                    SparkQueryFailed(stage.store.group_id, stage.batch_runner.selected.name, reason, failure)
-                )
+                stage.observer.emit(SparkQueryFailed(stage.store.group_id, stage.name, reason, failure))
 
     def _session_stopped_error(self) -> TailraceError | None:
         """Return an error if the session was stopped, because Spark's error does not name this cause; else None."""
-        context: Any = self._stage.spark.sparkContext
-        if context._jsc is not None and not context._jsc.sc().isStopped():
+        context: Any = getattr(self._stage.spark, "_sc", None)  # Spark Connect has no context.
+        if context is None or (context._jsc is not None and not context._jsc.sc().isStopped()):
             return None
         return TailraceError(
             "the Spark session was stopped while the query ran, so the current batch will be handled again - stop() the"
             " query before the session"
         )
-
-    def _commit_from_log(self, last: int) -> None:
-        """Commit batch ``last``, which is in Spark's commit log and was not reported by the listener."""
-        stage = self._stage
-        try:
-            ends = stage.checkpoint.ends_of(stage.state.generation, last)
-        except CorruptCheckpointError as error:
-            self._fail(error)
-            return
-        if ends is not None:
-            self._commit(last, ends)
 
     def _offsets_lost_error(self) -> TailraceError | None:
         """Return an error if the next offsets were deleted from the log, or a topic was deleted; else None."""
@@ -395,36 +408,6 @@ class SparkQuery:
         if isinstance(self._failure, TailraceError):
             raise self._failure from error
 
-    def unlisten(self) -> None:
-        """Remove the listener of this query from the session."""
-        self._stage.spark.streams.removeListener(self._listener)
-
-    def listen(self) -> None:
-        """Add a listener to the session that commits the batches in Spark's commit log."""
-        from pyspark.sql.streaming.listener import StreamingQueryListener  # noqa: PLC0415 - an extra
-
-        this = self
-
-        class Listener(StreamingQueryListener):
-            """Listener for the events of this query."""
-
-            def onQueryStarted(self, event: Any) -> None:  # noqa: ANN401, N802 - Spark's name
-                pass
-
-            def onQueryProgress(self, event: Any) -> None:  # noqa: ANN401, N802
-                if str(event.progress.runId) == this.run_id:
-                    this.progressed(event.progress.batchId, offsets_of(event.progress.sources[0].endOffset))
-
-            def onQueryIdle(self, event: Any) -> None:  # noqa: ANN401, N802
-                if str(event.runId) == this.run_id:
-                    this.idle()
-
-            def onQueryTerminated(self, event: Any) -> None:  # noqa: ANN401, N802
-                pass
-
-        self._listener = Listener()
-        self._stage.spark.streams.addListener(self._listener)
-
 
 def _uncommitted_error(error: Exception) -> TailraceError:
     if isinstance(error, TailraceError):
@@ -437,11 +420,15 @@ def _uncommitted_error(error: Exception) -> TailraceError:
     return wrapped
 
 
-def start_stream(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> SparkQuery:
+def start_stream(
+    stage: Stage, checkpoint: Checkpoint, resumption: Resumption, options: Mapping[str, str], trigger: Trigger
+) -> SparkQuery:
     """Commit the start offsets of ``stage``, and start a query at these offsets.
 
     Args:
         stage: dependencies and initial state of the query. The query closes ``stage.store`` at its end.
+        checkpoint: checkpoint of the pipeline.
+        resumption: decision whether the generation of the checkpoint continues.
         options: options of Spark's Kafka source.
         trigger: trigger of the batches.
 
@@ -450,37 +437,21 @@ def start_stream(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> 
         GroupNotEmptyError: the group has live members.
         CommitFailedError: the group's offsets were changed by another client.
     """
-    state, resumption, start_offsets = stage.state, stage.resumption, stage.start_offsets
+    state, start_offsets = stage.state, stage.start_offsets
     query = SparkQuery(stage)
     generation = state.generation if resumption.continues else state.generation + 1
     writer = _writer(stage, options, trigger).foreachBatch(query.handle)
-    writer = writer.option("checkpointLocation", stage.checkpoint.folder_of(generation))
-    name = f"{state.group_id} {state.handler}"
-    if all(one.name != name for one in stage.spark.streams.active):  # two queries with one name are an error
-        writer = writer.queryName(name)
+    writer = writer.option("checkpointLocation", checkpoint.folder_of(generation))
     stage.store.watch_maps(start_offsets.offset_maps)
     # Until here, nothing has changed the checkpoint or the group's offsets.
     if not resumption.continues:
-        state.begin_generation(
-            stage.cluster_state.topic_ids, start_offsets.offsets, start_metadata(uuid.uuid4().hex[:12])
-        )
-        stage.checkpoint.save(state)
+        state.begin_generation(stage.topic_ids, start_offsets.offsets, start_metadata(uuid.uuid4().hex[:12]))
+        checkpoint.save(state)
         query.commit_batch(-1, start_offsets.offsets, may_go_back=True)
     else:
-        query.query_id = stage.checkpoint.query_id(generation)
+        query.query_id = checkpoint.query_id(generation)
         query.commit_batch(-1 if resumption.last_committed is None else resumption.last_committed, resumption.offsets)
-    query.listen()
-    try:
-        query.query = writer.start()
-    except BaseException:
-        query.unlisten()
-        raise
-    query.query_id = str(query.query.id)
-    query.run_id = str(query.query.runId)
-    stage.run.query = query
-    stop_queries_with(stage.spark)
-    # The thread commits the last batch and closes connections even if the program never waits for the query.
-    threading.Thread(target=query.finish, name="tailrace query", daemon=True).start()
+    query.launch(writer.start)
     return query
 
 

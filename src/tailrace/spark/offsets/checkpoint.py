@@ -20,7 +20,7 @@ import msgspec
 
 from tailrace.errors import ConfigurationError, CorruptCheckpointError
 from tailrace.records import TopicPartition
-from tailrace.spark.offsets.ranges import Offsets, offsets_of
+from tailrace.spark.offsets.ranges import Offsets, offsets_in, offsets_of
 from tailrace.spark.session import line_of
 
 if TYPE_CHECKING:
@@ -203,6 +203,16 @@ class Checkpoint:
         """Return the last batch in Spark's offset log; None if there is none."""
         return max(self._numbers(generation, "offsets"), default=None)
 
+    def last_batch(self, generation: int, after: int) -> tuple[int, Offsets] | None:
+        """Return the last batch in Spark's commit log and its end offsets; None if it is not after batch ``after``.
+
+        Raises:
+            CorruptCheckpointError: the file of the batch cannot be read.
+        """
+        last = self.last_committed(generation)
+        ends = None if last is None or last <= after else self.ends_of(generation, last)
+        return None if last is None or ends is None else (last, ends)
+
     def ends_of(self, generation: int, batch: int) -> Offsets | None:
         """Return the end offsets of a batch; None if the offset log does not have the batch.
 
@@ -320,17 +330,22 @@ def check_matches(location: str, state: PipelineState, cluster_id: str, topics: 
         )
 
 
-def ends_in_log(text: str) -> Offsets:
+def ends_in_log(text: str, topics: Collection[str] | None = None) -> Offsets:
     """Return the end offsets in a file of Spark's offset log, which has format 1 or 2.
+
+    Args:
+        text: content of the file.
+        topics: topics whose offsets are returned; None for all topics of a query with one source.
 
     Raises:
         ValueError: the file is truncated or has another format.
     """
-    # The lines are the version, metadata of the batch, and the offsets of each source. A pipeline has one source.
+    # The lines are the version, metadata of the batch, and the offsets of each source.
     version, _, *sources = [*text.splitlines(), "", ""]
     if version not in {"v1", "v2"}:
         raise ValueError(f"its format is {version[:20]!r}, and only v1 and v2 are supported")
-    return offsets_of(_SOURCE.sub("", sources[0], count=1))
+    texts = [_SOURCE.sub("", one, count=1) for one in sources]
+    return offsets_of(texts[0]) if topics is None else offsets_in(texts, topics)
 
 
 def key_of(partition: TopicPartition) -> str:

@@ -6,7 +6,7 @@ End offsets are exclusive, as in Kafka's commits and in Spark's plans.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from tailrace.core.offset_map import OffsetMap
@@ -17,6 +17,7 @@ __all__ = [
     "Offsets",
     "PartitionStart",
     "next_ends",
+    "offsets_in",
     "offsets_left",
     "offsets_of",
     "partition_start",
@@ -122,6 +123,23 @@ def offsets_of(text: str) -> Offsets:
         }
     except (AttributeError, TypeError) as error:
         raise ValueError(f"these are not offsets of Spark's Kafka source: {text[:200]}") from error
+
+
+def offsets_in(texts: Iterable[str | None], topics: Collection[str]) -> Offsets:
+    """Return the offsets of topics in the JSON of a query's sources, and ignore sources of other kinds.
+
+    If several sources read a partition, its offset is the lowest one: the others are ahead of this source.
+    """
+    found: Offsets = {}
+    for text in texts:
+        try:
+            offsets = offsets_of(text or "{}")
+        except ValueError:
+            continue
+        for one, offset in offsets.items():
+            if one.topic in topics:
+                found[one] = min(offset, found.get(one, offset))
+    return found
 
 
 def spark_assign(partitions: Iterable[TopicPartition]) -> str:
