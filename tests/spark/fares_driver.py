@@ -2,7 +2,8 @@
 
     python fares_driver.py HOW FOLDER BROKER
 
-HOW is ``connect`` for a server of Spark Connect, or ``attempts`` for a handler that fails on a cluster.
+HOW is ``connect`` for a server of Spark Connect, ``group`` for a query in a group there, or ``attempts`` for a handler
+that fails on a cluster.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tailrace import App, Retry
-from tailrace.spark import results, spark_session
+from tailrace.spark import group_source, results, spark_session, start_in_group
 from tailrace.spark.session import connector_jars, java_home
 from tests.spark import fares
 
@@ -52,6 +53,26 @@ def run_connected() -> object:
     return answer
 
 
+def run_group() -> object:
+    spark = connected()
+    fares.app.configure(bootstrap_servers=BROKER)
+    records = spark.readStream.format("kafka").options(**group_source(fares.app, fares.price)).load()
+    queries = []
+    for _ in range(2):
+        rows = records.select(results(fares.app, fares.price))
+        query = start_in_group(
+            fares.app, fares.price, rows, f"{FOLDER}/checkpoint", lambda writer: writer.toTable("fares")
+        )
+        if not queries:
+            while query.query.lastProgress is None:
+                query.await_termination(0.1)
+        query.stop()
+        queries.append(query.query_id)
+    count = spark.table("fares").count()
+    spark.stop()
+    return [count, len(set(queries))]
+
+
 def run_attempts() -> object:
     app = App(bootstrap_servers="localhost:1", group_id="g", retry=Retry(attempts=1), on_failure="stop")
 
@@ -70,4 +91,5 @@ def run_attempts() -> object:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(run_connected() if HOW == "connect" else run_attempts()))
+    run = {"connect": run_connected, "group": run_group, "attempts": run_attempts}[HOW]
+    sys.stdout.write(json.dumps(run()))

@@ -113,10 +113,15 @@ def test_windows_and_several_topics_are_committed(world):
     counted = rows.records().select("timestamp", results(rows.app, "double")).union(ticks)
     windows = counted.withWatermark("timestamp", "1 minute").groupBy(F.window("timestamp", "1 minute")).count()
 
-    query = rows.start(windows, write=lambda writer: writer.start(rows.table))
-    world.until(lambda: world.committed == world.ends)
-    query.stop()
+    world.spark.conf.set("spark.sql.shuffle.partitions", "2")
+    try:
+        query = rows.start(windows, write=lambda writer: writer.start(rows.table))
+        world.until(lambda: world.committed == world.ends or not query.is_active)
+        query.stop()
+    finally:
+        world.spark.conf.unset("spark.sql.shuffle.partitions")
 
+    assert world.committed == world.ends
     assert len(world.ledger.lines()) == 30
 
 
@@ -210,7 +215,7 @@ def test_a_second_query_of_the_group_is_refused(world):
     query = rows.start(write=rows.write_forever)
     other = Rows(world)
 
-    with pytest.raises(ConsumerStateError, match=r"SparkQuery .*double group=.* stop\(\) it first"):
+    with pytest.raises(ConsumerStateError, match=r"a query of .*double for group .* stop\(\) it first"):
         start_in_group(other.app, "double", rows.records(), str(world.folder / "other"), other.write)
     query.stop()
 

@@ -1,5 +1,6 @@
 """One program with ``results``, unchanged as a batch, a stream, on Spark Connect, in a pipeline, and on rows."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -62,6 +63,17 @@ def test_spark_connect_runs_the_program(spark, broker, tmp_path):
     rows, batch, table = (set(map(tuple, one)) for one in json.loads(done.stdout))
     assert rows == batch == fares.sums(60, 60)
     assert table == fares.sums(60, 55)
+
+
+@pytest.mark.slow
+def test_a_client_of_spark_connect_commits_for_the_group(broker, tmp_path):
+    """On Spark Connect, the client commits each batch of a query, and a second start continues after them."""
+    done = run(sys.executable, str(FOLDER / "fares_driver.py"), "group", str(tmp_path), broker)
+
+    assert json.loads(done.stdout) == [48, 1]
+    assert asyncio.run(Witness(broker).committed("fares", fares.TOPIC, 2)) == asyncio.run(
+        Witness(broker).ends(fares.TOPIC, 2)
+    )
 
 
 @pytest.mark.slow

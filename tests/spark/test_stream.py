@@ -106,7 +106,7 @@ def test_a_second_query_or_backfill_is_refused(world):
     other, bare = world.pipeline(world.app_with_ledger(), "other"), SparkPipeline(world.app_with_ledger(), world.spark)
     for again in (pipeline.start, pipeline.backfill, other.start, other.backfill, bare.backfill):
         with pytest.raises(
-            ConsumerStateError, match=r"SparkQuery .*enter group=.* in this process - stop\(\) it first"
+            ConsumerStateError, match=r"a query of .*enter for group .* in this process - stop\(\) it first"
         ):
             again("enter")
     world.produce([b"b"])

@@ -1,7 +1,8 @@
 """Backfill: handles existing records in bounded batches and commits the group's offsets after each batch.
 
-After a crash, the next backfill starts at the committed offsets. With a checkpoint, the offsets and the number of a
-batch are saved before the batch starts, so that they are the same if the batch is repeated.
+After a crash, the next run starts at the committed offsets. With a checkpoint, the offsets and the number of a batch
+are saved before the batch starts. If the batch is interrupted, the next run, a backfill or a query, repeats it with the
+same offsets and number before any other batch. After each batch, a new generation of the checkpoint starts at its end.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from tailrace.context_managers import contextmanager
 from tailrace.errors import TailraceError
 from tailrace.records import TopicPartition
 from tailrace.spark.batches import BatchRunner
-from tailrace.spark.offsets.checkpoint import Checkpoint, PipelineState, PlannedBatch, key_of, partition_of
+from tailrace.spark.offsets.checkpoint import Checkpoint, PipelineState, PlannedBatch, key_of
 from tailrace.spark.offsets.ranges import Offsets, next_ends, offsets_left, spark_assign, spark_json
 from tailrace.spark.offsets.start_offsets import StartOffsets, backfill_metadata, start_metadata
-from tailrace.spark.offsets.store import LogBounds, SparkOffsetStore
+from tailrace.spark.offsets.store import SparkOffsetStore
 from tailrace.spark.worker.task_metrics import TaskMetrics
 
 if TYPE_CHECKING:
@@ -138,7 +139,8 @@ class Backfill:
         batch_runner: runner of the batches.
         options: options of Spark's Kafka source.
         checkpoint: checkpoint that stores the number and offsets of the current batch; None without a checkpoint.
-        state: state of the checkpoint; None without a checkpoint.
+        state: state of the checkpoint.
+        topic_ids: ids of the topics.
         max_offsets: approximate maximum number of offsets in a batch.
         restart_after_loss: function that returns new start offsets if the next offsets were deleted from the log, and
             None otherwise; its arguments are the previous start offsets and the next offset of each partition.
@@ -149,12 +151,25 @@ class Backfill:
     batch_runner: BatchRunner
     options: Mapping[str, str]
     checkpoint: Checkpoint | None
-    state: PipelineState | None
+    state: PipelineState
+    topic_ids: Mapping[str, str]
     max_offsets: int
     restart_after_loss: Callable[[StartOffsets, Offsets], StartOffsets | None]
 
-    def run(self, start_offsets: StartOffsets, ends: Offsets, on_progress: OnProgress) -> BackfillReport:
-        """Handle all records from ``start_offsets`` to ``ends``.
+    def run(
+        self,
+        start_offsets: StartOffsets,
+        ends: Offsets,
+        on_progress: OnProgress,
+        interrupted: tuple[int, Offsets] | None,
+    ) -> BackfillReport:
+        """Handle all records from ``start_offsets`` to ``ends``, after the batch that the last run has not finished.
+
+        Args:
+            start_offsets: start offsets, and offset maps of records that are finished.
+            ends: end offset of each partition.
+            on_progress: function that is called at the start and after each batch.
+            interrupted: id and end offsets of a batch that starts at ``start_offsets`` and is repeated; or None.
 
         Raises:
             GroupNotEmptyError: the group has live members.
@@ -170,9 +185,12 @@ class Backfill:
         self.store.watch_maps(start_offsets.offset_maps)
         # Commit the start offsets, so that later runs and the live app start at the same offsets.
         self.store.commit(start_offsets.commits(start_offsets.uncommitted), start_metadata(), may_go_back=True)
+        if interrupted is None:
+            self.state.begin_generation(self.topic_ids, next_offsets, start_metadata())
         on_progress(BackfillProgress(0, total, 0.0))
-        while offsets_left(next_offsets, ends):
-            batch_number, batch_ends = self._plan(next_offsets, ends, start_offsets.logs)
+        while interrupted is not None or offsets_left(next_offsets, ends):
+            batch_id, batch_ends = interrupted or self._plan(next_offsets, ends)
+            batch_number, interrupted = self.state.batch_number(batch_id), None
             self.store.check_unchanged()
             try:
                 metrics = batch_runner.run(self._read(next_offsets, batch_ends), batch_number)
@@ -189,8 +207,12 @@ class Backfill:
                 batch_runner = self.batch_runner.with_offset_maps(restart.offset_maps)
                 ends = {one: min(offset, start_offsets.logs[one].end) for one, offset in ends.items()}
                 continue
-            self.store.commit(start_offsets.commits(batch_ends), backfill_metadata(batch_number))
-            self._clear_plan()
+            text = backfill_metadata(batch_id)
+            self.store.commit(start_offsets.commits(batch_ends), text)
+            if self.checkpoint is not None:
+                # This also forgets the plan: after a reset of the group, no other batch may get its number.
+                self.state.begin_generation(self.topic_ids, batch_ends, text)
+                self.checkpoint.save(self.state)
             next_offsets, batch_count = batch_ends, batch_count + 1
             total_metrics += metrics
             left = offsets_left(next_offsets, ends)
@@ -206,35 +228,16 @@ class Backfill:
             batches=batch_count,
         )
 
-    def _plan(
-        self, next_offsets: Offsets, ends: Offsets, logs: Mapping[TopicPartition, LogBounds]
-    ) -> tuple[int, Offsets]:
-        """Plan the next batch, save it in the checkpoint, if there is one, and return its number and end offsets.
-
-        A saved batch that starts at ``next_offsets`` was not committed. It is returned again, unless a log now ends
-        before the batch.
-        """
-        if self.state is None or self.checkpoint is None:
-            return 0, next_ends(next_offsets, ends, self.max_offsets)
-        start = {key_of(one): offset for one, offset in next_offsets.items()}
-        planned = self.state.planned
-        if planned is not None and planned.start == start:
-            planned_ends = {partition_of(one): offset for one, offset in planned.end.items()}
-            if all(offset <= logs[one].end for one, offset in planned_ends.items()):
-                return self.state.batch_number(planned.batch_id), planned_ends
+    def _plan(self, next_offsets: Offsets, ends: Offsets) -> tuple[int, Offsets]:
+        """Plan the next batch, save it in the checkpoint, if there is one, and return its id and end offsets."""
         batch_ends = next_ends(next_offsets, ends, self.max_offsets)
-        batch_id = self.state.next_batch_id
+        if self.checkpoint is None:
+            return 0, batch_ends
+        start, end = ({key_of(one): offset for one, offset in each.items()} for each in (next_offsets, batch_ends))
+        self.state.planned = PlannedBatch(self.state.next_batch_id, start, end)
         self.state.next_batch_id += 1
-        end = {key_of(one): offset for one, offset in batch_ends.items()}
-        self.state.planned = PlannedBatch(batch_id, start, end)
         self.checkpoint.save(self.state)
-        return self.state.batch_number(batch_id), batch_ends
-
-    def _clear_plan(self) -> None:
-        """Delete the saved batch after its commit: after a reset of the group, no other batch may get its number."""
-        if self.state is not None and self.checkpoint is not None:
-            self.state.planned = None
-            self.checkpoint.save(self.state)
+        return self.state.planned.batch_id, batch_ends
 
     def _read(self, starts: Offsets, ends: Offsets) -> DataFrame:
         partitions: list[TopicPartition] = [one for one, offset in ends.items() if offset > starts[one]]

@@ -1,8 +1,7 @@
 """Streaming queries of the user that run in the group of a handler: their source, and commits of their batches.
 
 Spark reads the topics and writes each batch by a sink of the user's choice. The group's offsets are committed after
-Spark has written the batch to its commit log. The query's checkpoint is read by Spark's file sources, and not through
-the JVM, so that Spark Connect works, too.
+Spark has written the batch to its commit log. No access to the JVM is needed, so Spark Connect works, too.
 
 The driver cannot run code before a batch of such a query. It is therefore checked before the start that the checkpoint
 and the group have the same offsets; any other start would skip records of the group, or handle records again.
@@ -10,29 +9,27 @@ and the group have the same offsets; any other start would skip records of the g
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
-
-import msgspec
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from tailrace.admin.offsets import GroupOffset
 from tailrace.app.app import App
 from tailrace.config import ConsumerConfig, resolve
-from tailrace.errors import ConfigurationError, CorruptCheckpointError
+from tailrace.errors import ConfigurationError
 from tailrace.observe.hooks import Hook, Observer
-from tailrace.spark.handler_selection import SelectedHandlers
-from tailrace.spark.offsets.checkpoint import PipelineState, SparkLogs, ends_in_log
-from tailrace.spark.offsets.ranges import Offsets, offsets_in, spark_json
+from tailrace.spark.handler_selection import SelectedHandlers, select_handlers
+from tailrace.spark.offsets.checkpoint import PipelineState
+from tailrace.spark.offsets.query_log import QueryLog, SparkLogs, folder_of
+from tailrace.spark.offsets.ranges import Offsets, spark_json
 from tailrace.spark.offsets.start_offsets import StartOffsets, decide_resumption, start_metadata, start_offsets_of
 from tailrace.spark.offsets.store import ClusterState, SparkOffsetStore
 from tailrace.spark.pipeline import HandlerOrName, check_topics_found, load_handler, prepare_group
-from tailrace.spark.session import line_of, source_options
+from tailrace.spark.session import source_options
 from tailrace.spark.streaming import SparkQuery, Stage, claim, release
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -42,7 +39,6 @@ Write: TypeAlias = "Callable[[DataStreamWriter], StreamingQuery]"
 """Function that starts a query, such as ``lambda writer: writer.toTable("fares")``."""
 
 _ADVICE = "use a new folder as checkpoint=, and read the topics with the options of group_source()"
-_NUMBER = re.compile(r"/(\d+)$")
 
 
 def group_source(app: App | str, handler: HandlerOrName) -> dict[str, str]:
@@ -103,18 +99,15 @@ def start_in_group(
     app, _, selected = load_handler(app, handler)
     if not rows.isStreaming:
         raise ConfigurationError("rows must be a streaming DataFrame - read the topics with spark.readStream")
-    if others := sorted({one.name for one in selected.handlers} - {selected.name}):
-        raise ConfigurationError(
-            f"handler {others[0]!r} of group {selected.group_id!r} reads the same topics, and would never receive the"
-            " records that the query commits - give one of the handlers another group, or use SparkPipeline"
-        )
     config, observer = _config_of(app, selected)
-    store, run = SparkOffsetStore(config, selected.group_id, observer), None
-    try:
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(SparkOffsetStore(config, selected.group_id, observer))
         cluster_state = _group_state(app, selected, store)
-        run = claim(f"<SparkQuery {selected.name} group={selected.group_id}>", selected.group_id, cluster_state)
-        log = _QueryLog(rows.sparkSession, checkpoint.rstrip("/"), cluster_state.topic_ids.keys())
-        state, spark_logs, start = PipelineState(selected.group_id, selected.name), log.spark_logs(), log.start()
+        _check_other_handlers(app, handler, cluster_state)
+        run = claim(f"a query of {selected.name} for group {selected.group_id!r}", selected.group_id, cluster_state)
+        stack.callback(release, run)
+        log = QueryLog(folder_of(rows.sparkSession, checkpoint), _ADVICE, cluster_state.topic_ids.keys())
+        state, spark_logs, start = PipelineState(selected.group_id, selected.name), log.logs(), log.start()
         ends = start if spark_logs.last_committed is None else spark_logs.ends_of(spark_logs.last_committed) or {}
         is_new = spark_logs.last_committed is None and not start
         if not is_new:
@@ -139,13 +132,19 @@ def start_in_group(
         if spark_logs.last_committed is not None:
             query.query_id = spark_logs.query_id
             query.commit_batch(spark_logs.last_committed, ends)
-        query.launch(lambda: _started(write, rows.writeStream.option("checkpointLocation", log.checkpoint)))
-    except BaseException:
-        store.close()
-        if run is not None:
-            release(run)
-        raise
-    return query
+        query.launch(lambda: _started(write, rows.writeStream.option("checkpointLocation", log.folder.location)))
+        stack.pop_all()
+        return query
+
+
+def _check_other_handlers(app: App, handler: HandlerOrName, cluster_state: ClusterState) -> None:
+    # Only the topics that exist show which handlers with patterns share a topic.
+    selected = select_handlers(app, handler, resolve(app.options).group_id, cluster_state.topic_ids)
+    if others := sorted({one.name for one in selected.handlers} - {selected.name}):
+        raise ConfigurationError(
+            f"handler {others[0]!r} of group {selected.group_id!r} reads the same topics, and would never receive the"
+            " records that the query commits - give one of the handlers another group, or use SparkPipeline"
+        )
 
 
 def _config_of(app: App, selected: SelectedHandlers) -> tuple[ConsumerConfig, Observer]:
@@ -174,7 +173,7 @@ def _started(write: Write, writer: DataStreamWriter) -> StreamingQuery:
 
 
 def _check_continues(
-    log: _QueryLog, state: PipelineState, spark_logs: SparkLogs, cluster_state: ClusterState, ends: Offsets
+    log: QueryLog, state: PipelineState, spark_logs: SparkLogs, cluster_state: ClusterState, ends: Offsets
 ) -> None:
     """Check that the group's offsets are those of the checkpoint, or of an earlier batch of its commit log."""
     resumption = decide_resumption(state, spark_logs, cluster_state)
@@ -182,7 +181,7 @@ def _check_continues(
         raise _mismatch_error(log, cluster_state, state.handler, ends)
 
 
-def _check_start(log: _QueryLog, cluster_state: ClusterState, handler: str, ends: Offsets) -> None:
+def _check_start(log: QueryLog, cluster_state: ClusterState, handler: str, ends: Offsets) -> None:
     """Check before the first commit of a new query that it has started at the group's committed offsets."""
     if not ends:
         topics = ", ".join(sorted(cluster_state.topic_ids))
@@ -195,9 +194,9 @@ def _check_start(log: _QueryLog, cluster_state: ClusterState, handler: str, ends
         raise _mismatch_error(log, cluster_state, handler, start)
 
 
-def _mismatch_error(log: _QueryLog, cluster_state: ClusterState, handler: str, offsets: Offsets) -> ConfigurationError:
+def _mismatch_error(log: QueryLog, cluster_state: ClusterState, handler: str, offsets: Offsets) -> ConfigurationError:
     """Return the error for a query whose next offsets are not those of the group."""
-    where = f"the query with checkpoint {log.checkpoint}"
+    where = f"the query with checkpoint {log.folder.location}"
     for one, offset in sorted(offsets.items()):
         bounds, commit = cluster_state.logs.get(one), cluster_state.committed.get(one)
         if bounds is None or not bounds.begin <= offset <= bounds.end:
@@ -211,82 +210,3 @@ def _mismatch_error(log: _QueryLog, cluster_state: ClusterState, handler: str, o
         return ConfigurationError(f"{where} {reason} - {_ADVICE}")
     topics = ", ".join(sorted(cluster_state.topic_ids))
     return ConfigurationError(f"{where} does not read the topics of handler {handler!r}: {topics} - {_ADVICE}")
-
-
-# ---- checkpoint ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _QueryLog:
-    """Checkpoint of a query, read by Spark.
-
-    Attributes:
-        spark: classic session, or a session of Spark Connect.
-        checkpoint: path or URL of the checkpoint.
-        topics: topics whose offsets are read.
-    """
-
-    spark: SparkSession
-    checkpoint: str
-    topics: Collection[str]
-
-    def spark_logs(self) -> SparkLogs:
-        """Return the query's id, and the batches in the offset log and in the commit log.
-
-        Raises:
-            CorruptCheckpointError: a file cannot be read.
-        """
-        metadata = self._read("metadata")
-        offsets = {number: text for name, text in self._read("offsets").items() if (number := _number_in(name)) >= 0}
-        committed = [number for name in self._read("commits", "path") if (number := _number_in(name)) >= 0]
-        try:
-            query_id = msgspec.json.decode(next(iter(metadata.values())))["id"] if metadata else ""
-        except (ValueError, KeyError) as error:
-            raise self._corrupt("metadata", error) from error
-        return SparkLogs(
-            str(query_id),
-            max(committed, default=None),
-            max(offsets, default=None),
-            lambda batch: self._ends_of(batch, offsets.get(batch)),
-        )
-
-    def last_batch(self, after: int) -> tuple[int, Offsets] | None:
-        """Return the last batch in the commit log and its end offsets; None if it is not after batch ``after``."""
-        logs = self.spark_logs()
-        last = logs.last_committed
-        ends = None if last is None or last <= after else logs.ends_of(last)
-        return None if last is None or not ends else (last, ends)
-
-    def start(self) -> Offsets:
-        """Return the offsets at which Spark's Kafka sources started; empty before the first batch was planned."""
-        texts = self._read("sources/*/0").values()
-        return offsets_in([text[text.find("{") :] for text in texts], self.topics)
-
-    def _ends_of(self, batch: int, text: str | None) -> Offsets | None:
-        try:
-            return None if text is None else ends_in_log(text, self.topics)
-        except ValueError as error:
-            raise self._corrupt(f"offsets/{batch}", error) from error
-
-    def _corrupt(self, name: str, why: object) -> CorruptCheckpointError:
-        return CorruptCheckpointError(f"{self.checkpoint}/{name} cannot be read: {why} - {_ADVICE}")
-
-    def _read(self, name: str, *columns: str) -> Mapping[str, str]:
-        """Return the content of a file, or of all files of a folder, by path; nothing if there is no such path."""
-        from pyspark.errors import AnalysisException, PySparkException  # noqa: PLC0415 - an extra
-
-        files = self.spark.read.format("binaryFile")
-        try:
-            found: list[Any] = files.load(f"{self.checkpoint}/{name}").select(*columns or ("path", "content")).collect()
-        except AnalysisException as error:
-            if error.getCondition() == "PATH_NOT_FOUND":
-                return {}
-            raise self._corrupt(name, line_of(error)) from error
-        except PySparkException as error:
-            raise self._corrupt(name, line_of(error)) from error
-        return {one.path: "" if columns else bytes(one.content).decode(errors="replace") for one in found}
-
-
-def _number_in(path: str) -> int:
-    match = _NUMBER.search(path)
-    return int(match[1]) if match else -1

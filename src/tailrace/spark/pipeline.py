@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from tailrace.app.app import App, load_app
@@ -22,19 +24,31 @@ from tailrace.spark.backfill import Backfill, BackfillReport, GroupStatus, OnPro
 from tailrace.spark.batches import BatchRunner, Sink
 from tailrace.spark.handler_selection import SelectedHandlers, select_handlers
 from tailrace.spark.offsets.checkpoint import Checkpoint, PipelineState, check_matches, partition_of
+from tailrace.spark.offsets.ranges import Offsets
 from tailrace.spark.offsets.start_offsets import (
     Resumption,
     Since,
+    StartOffsets,
     Until,
     decide_resumption,
     ends_at,
+    interrupted_batch,
     next_number,
     start_offsets_after,
     start_offsets_of,
 )
 from tailrace.spark.offsets.store import ClusterState, SparkOffsetStore
 from tailrace.spark.session import check_source, check_source_options, source_options
-from tailrace.spark.streaming import SparkQuery, Stage, Trigger, claim, finish_ended_queries, release, start_stream
+from tailrace.spark.streaming import (
+    ActiveRun,
+    SparkQuery,
+    Stage,
+    Trigger,
+    claim,
+    finish_ended_queries,
+    release,
+    start_stream,
+)
 from tailrace.spark.worker.rows import RESERVED, result_type
 from tailrace.spark.worker.shipment import Shipment, import_path_of, pack
 
@@ -51,6 +65,7 @@ __all__ = [
     "prepare_group",
 ]
 
+_Prepared: TypeAlias = tuple[SelectedHandlers, BatchRunner, dict[str, str]]
 HandlerOrName: TypeAlias = Callable[..., object] | str
 """Decorated function of a handler, or its name."""
 
@@ -128,45 +143,36 @@ class SparkPipeline:
         if self._checkpoint is None:
             raise ConfigurationError("a query needs a checkpoint folder - pass SparkPipeline(checkpoint=...)")
         _check_at_least_one("max_records_per_batch", max_records_per_batch)
-        selected, batch_runner, source = self._prepare(handler, sink, parallelism, options)
-        if "maxoffsetspertrigger" not in map(str.lower, source):
-            source["maxOffsetsPerTrigger"] = str(max_records_per_batch)
-        state = self._checkpoint.load(selected.group_id, selected.name)
-        config = self._config_of(selected)
-        store = SparkOffsetStore(config, selected.group_id, self._observer)
-        run = None
-        try:
-            cluster_state = self._cluster_state(store, selected, state)
-            run = claim(f"<SparkQuery {selected.name} group={selected.group_id}>", selected.group_id, cluster_state)
-            check_topics_found(selected, cluster_state)
-            if selected.patterns:
-                # Only now is it known which topics a pattern matches, and which handlers share a topic.
-                _, batch_runner, _ = self._prepare(handler, sink, parallelism, options, cluster_state.topic_ids)
-            resumption = self._resumption(self._checkpoint, state, cluster_state)
-            state.add_ids(cluster_state.cluster_id, cluster_state.topic_ids)
-            start_offsets = start_offsets_of(store, cluster_state, config, self._observer, overrides=resumption.offsets)
-            if not resumption.continues:
-                self._set_next_number(state, cluster_state)
-            checkpoint = self._checkpoint
+        with contextlib.ExitStack() as stack:
+            run = self._open(stack, "a query", partial(self._prepare, handler, sink, parallelism, options))
+            if "maxoffsetspertrigger" not in map(str.lower, run.source):
+                run.source["maxOffsetsPerTrigger"] = str(max_records_per_batch)
+            check_topics_found(run.selected, run.cluster_state)
+            start = self._start_of(run)
+            if start.interrupted is not None and not start.resumption.continues:
+                # Spark would not repeat this batch. No further record is read.
+                self._backfill_of(run, max_records_per_batch).run(
+                    start.offsets, start.offsets.offsets, lambda _: None, start.interrupted
+                )
+                run = replace(run, cluster_state=run.store.cluster_state(run.selected.topics, run.selected.patterns))
+                start = self._start_of(run)
+            checkpoint, state = self._checkpoint, run.state
             stage = Stage(
                 self._spark,
-                store,
-                selected.name,
-                cluster_state.topic_ids,
-                lambda after: checkpoint.last_batch(state.generation, after),
+                run.store,
+                run.selected.name,
+                run.cluster_state.topic_ids,
+                lambda after: checkpoint.log(state.generation).last_batch(after),
                 state,
-                start_offsets,
-                config,
+                start.offsets,
+                run.config,
                 self._observer,
-                run,
-                batch_runner.with_offset_maps(start_offsets.offset_maps),
+                run.active_run,
+                run.batch_runner.with_offset_maps(start.offsets.offset_maps),
             )
-            return start_stream(stage, checkpoint, resumption, source, trigger)
-        except BaseException:
-            store.close()
-            if run is not None:
-                release(run)
-            raise
+            query = start_stream(stage, checkpoint, start.resumption, run.source, trigger)
+            stack.pop_all()
+            return query
 
     def backfill(  # noqa: PLR0913 - public options
         self,
@@ -212,38 +218,12 @@ class SparkPipeline:
             raise ConfigurationError(
                 "sink= needs a checkpoint, which numbers the batches - pass SparkPipeline(checkpoint=...)"
             )
-        selected, batch_runner, source = self._prepare(handler, sink, parallelism, options)
-        state = None
-        if self._checkpoint is not None:
-            state = self._checkpoint.load(selected.group_id, selected.name)
-        config = self._config_of(selected)
-        with (
-            SparkOffsetStore(config, selected.group_id, self._observer) as store,
-            progress_reporter(f"{selected.name} on Spark", on_progress) as report,
-            contextlib.ExitStack() as stack,
-        ):
-            cluster_state = self._cluster_state(store, selected, state)
-            name = f"a backfill of {selected.name} for group {selected.group_id!r}"
-            stack.callback(release, claim(name, selected.group_id, cluster_state))
-            if selected.patterns:
-                _, batch_runner, _ = self._prepare(handler, sink, parallelism, options, cluster_state.topic_ids)
-            if state is not None:
-                state.add_ids(cluster_state.cluster_id, cluster_state.topic_ids)
-                self._set_next_number(state, cluster_state)
-            start_offsets = start_offsets_of(store, cluster_state, config, self._observer, since=since)
-            run = Backfill(
-                self._spark,
-                store,
-                batch_runner,
-                source,
-                self._checkpoint,
-                state,
-                max_records_per_batch,
-                lambda previous, next_offsets: start_offsets_after(
-                    store, previous, next_offsets, config, self._observer
-                ),
-            )
-            return run.run(start_offsets, ends_at(store, start_offsets, until), report)
+        with contextlib.ExitStack() as stack:
+            run = self._open(stack, "a backfill", partial(self._prepare, handler, sink, parallelism, options))
+            report = stack.enter_context(progress_reporter(f"{run.selected.name} on Spark", on_progress))
+            start = self._start_of(run, since)
+            ends = ends_at(run.store, start.offsets, until)
+            return self._backfill_of(run, max_records_per_batch).run(start.offsets, ends, report, start.interrupted)
 
     def handoff(  # noqa: PLR0913 - public options
         self,
@@ -327,7 +307,7 @@ class SparkPipeline:
         parallelism: int | None,
         options: Mapping[str, str] | None,
         matched_topics: Iterable[str] = (),
-    ) -> tuple[SelectedHandlers, BatchRunner, dict[str, str]]:
+    ) -> _Prepared:
         """Check handlers and options, without requests to brokers.
 
         Returns:
@@ -355,43 +335,104 @@ class SparkPipeline:
         """Return the configuration of the app, with the group id of the handlers."""
         return resolve({**self.app.options, "group_id": selected.group_id})
 
-    def _cluster_state(
-        self, store: SparkOffsetStore, selected: SelectedHandlers, state: PipelineState | None
-    ) -> ClusterState:
-        """Prepare the group as ``prepare_group`` does, and check that the checkpoint belongs to the cluster."""
+    def _open(self, stack: contextlib.ExitStack, kind: str, prepare: Callable[..., _Prepared]) -> _Run:
+        """Check arguments, group, topics and checkpoint, and register a run; ``stack`` closes it."""
+        selected, batch_runner, source = prepare()
+        state = PipelineState(selected.group_id, selected.name)
+        if self._checkpoint is not None:
+            state = self._checkpoint.load(selected.group_id, selected.name)
+        config = self._config_of(selected)
+        store = stack.enter_context(SparkOffsetStore(config, selected.group_id, self._observer))
         cluster_state = prepare_group(self.app, selected, store)
-        if state is not None and self._checkpoint is not None:
+        if self._checkpoint is not None:
             check_matches(self._checkpoint.location, state, cluster_state.cluster_id, cluster_state.topic_ids)
-        return cluster_state
+        name = f"{kind} of {selected.name} for group {selected.group_id!r}"
+        active_run = claim(name, selected.group_id, cluster_state)
+        stack.callback(release, active_run)
+        if selected.patterns:
+            # Only now is it known which topics a pattern matches, and which handlers share a topic.
+            _, batch_runner, _ = prepare(matched_topics=cluster_state.topic_ids)
+        return _Run(selected, batch_runner, source, state, config, store, cluster_state, active_run)
 
-    def _resumption(self, checkpoint: Checkpoint, state: PipelineState, cluster_state: ClusterState) -> Resumption:
-        """Decide where the query resumes; ignore an unreadable checkpoint if the group has committed offsets.
+    def _start_of(self, run: _Run, since: Since = None) -> _Start:
+        """Decide where a run starts, and which interrupted batch it repeats.
+
+        An unreadable checkpoint is ignored if the group has committed offsets.
 
         Raises:
             CorruptCheckpointError: the checkpoint cannot be read, and a partition of it has no committed offset.
         """
-        try:
-            return decide_resumption(state, checkpoint.spark_logs(state.generation), cluster_state)
-        except CorruptCheckpointError as error:
-            # For partitions without a committed offset, only the checkpoint has offsets: any other start would lose or
-            # repeat records.
-            uncommitted = cluster_state.logs.keys() - cluster_state.committed.keys()
-            if any(partition_of(key) in uncommitted for key in state.start):
-                raise CorruptCheckpointError(
-                    f"{error}; group {state.group_id!r} has no committed offsets, so set them with `tailrace offsets"
-                    " reset` first"
-                ) from error
-            self._observer.emit(CheckpointAbandoned(state.group_id, str(error), error))
-            return Resumption(False)
-
-    def _set_next_number(self, state: PipelineState, cluster_state: ClusterState) -> None:
-        """Make the next batch number higher than those in the checkpoint and in the commit metadata of the group."""
-        assert self._checkpoint is not None
+        state, cluster_state, spark_logs = run.state, run.cluster_state, None
+        resumption = Resumption(False)
+        if self._checkpoint is not None:
+            try:
+                spark_logs = self._checkpoint.log(state.generation).logs()
+                resumption = decide_resumption(state, spark_logs, cluster_state)
+            except CorruptCheckpointError as error:
+                self._abandon_checkpoint(state, cluster_state, error)
+        offsets = start_offsets_of(
+            run.store, cluster_state, run.config, self._observer, since=since, overrides=resumption.offsets
+        )
+        interrupted = interrupted_batch(state, spark_logs, cluster_state, offsets.offsets)
+        state.add_ids(cluster_state.cluster_id, cluster_state.topic_ids)
         known = [state.next_batch_id]
-        if state.generation and (last := self._checkpoint.last_planned(state.generation)) is not None:
+        if self._checkpoint is not None and (last := self._checkpoint.log(state.generation).last_planned) is not None:
             known.append(state.first_batch_id + last + 1)
         texts = [commit.decoded_metadata.user_text for commit in cluster_state.committed.values()]
         state.next_batch_id = next_number(known, texts)
+        return _Start(resumption, offsets, interrupted)
+
+    def _abandon_checkpoint(
+        self, state: PipelineState, cluster_state: ClusterState, error: CorruptCheckpointError
+    ) -> None:
+        # For partitions without a committed offset, only the checkpoint has offsets: any other start would lose or
+        # repeat records.
+        uncommitted = cluster_state.logs.keys() - cluster_state.committed.keys()
+        if any(partition_of(key) in uncommitted for key in state.start):
+            raise CorruptCheckpointError(
+                f"{error}; group {state.group_id!r} has no committed offsets, so set them with `tailrace offsets"
+                " reset` first"
+            ) from error
+        self._observer.emit(CheckpointAbandoned(state.group_id, str(error), error))
+
+    def _backfill_of(self, run: _Run, max_offsets: int) -> Backfill:
+        return Backfill(
+            self._spark,
+            run.store,
+            run.batch_runner,
+            run.source,
+            self._checkpoint,
+            run.state,
+            run.cluster_state.topic_ids,
+            max_offsets,
+            lambda previous, next_offsets: start_offsets_after(
+                run.store, previous, next_offsets, run.config, self._observer
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Backfill or query that is about to start."""
+
+    selected: SelectedHandlers
+    batch_runner: BatchRunner
+    source: dict[str, str]
+    """Options of Spark's Kafka source."""
+    state: PipelineState
+    config: ConsumerConfig
+    store: SparkOffsetStore
+    cluster_state: ClusterState
+    active_run: ActiveRun
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Start of a run: use of Spark's checkpoint, offsets, and id and end offsets of the batch to repeat first."""
+
+    resumption: Resumption
+    offsets: StartOffsets
+    interrupted: tuple[int, Offsets] | None
 
 
 def load_handler(app: App | str, handler: HandlerOrName) -> tuple[App, str | None, SelectedHandlers]:

@@ -449,7 +449,7 @@ def start_stream(
         checkpoint.save(state)
         query.commit_batch(-1, start_offsets.offsets, may_go_back=True)
     else:
-        query.query_id = checkpoint.query_id(generation)
+        query.query_id = checkpoint.log(generation).query_id
         query.commit_batch(-1 if resumption.last_committed is None else resumption.last_committed, resumption.offsets)
     query.launch(writer.start)
     return query

@@ -6,7 +6,7 @@ import pytest
 
 from tailrace import CorruptCheckpointError, TopicPartition
 from tailrace.observe.events import CheckpointAbandoned
-from tailrace.spark.offsets.checkpoint import ends_in_log
+from tailrace.spark.offsets.query_log import ends_in_log
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 

@@ -16,12 +16,14 @@ from tailrace.config import resolve
 from tailrace.core.offset_map import OffsetMap, encode_metadata
 from tailrace.observe.events import OffsetMapFound, OffsetMapIgnored, OffsetReset
 from tailrace.observe.hooks import Observer
-from tailrace.spark.offsets.checkpoint import PipelineState, SparkLogs
+from tailrace.spark.offsets.checkpoint import PipelineState, PlannedBatch, key_of
+from tailrace.spark.offsets.query_log import SparkLogs
 from tailrace.spark.offsets.start_offsets import (
     Resumption,
     StartOffsets,
     backfill_metadata,
     decide_resumption,
+    interrupted_batch,
     next_number,
     start_metadata,
     start_offsets_after,
@@ -192,6 +194,67 @@ def test_a_generation_without_batches_continues_at_its_start():
     assert decide_resumption(state(), written(0), seen(START, BEGUN)) == Resumption(True, START)
     assert decide_resumption(state(), written(0), seen({})) == Resumption(True, START)
     assert decide_resumption(state(), written(0), seen({A: 5, B: 1}, BEGUN)) == Resumption(False)
+
+
+# ---- interrupted batches ---------------------------------------------------------------------------------------
+
+NEXT = {A: 40, B: 9}
+BACKFILLED = state(
+    next_batch_id=12,
+    planned=PlannedBatch(11, {key_of(one): n for one, n in LAST.items()}, {key_of(one): n for one, n in NEXT.items()}),
+)
+ADDED = TopicPartition("t", 2)
+
+
+def interrupted(
+    made: PipelineState, what: SparkLogs, starts: dict[TopicPartition, int], **now: Any
+) -> tuple[int, dict[TopicPartition, int]] | None:
+    cluster_state = seen(starts, **now)
+    logs = {**cluster_state.logs, ADDED: LogBounds(0, 100)}
+    return interrupted_batch(made, what, replace(cluster_state, logs=logs), starts)
+
+
+@pytest.mark.parametrize(
+    ("made", "what", "number"),
+    [
+        (state(), written(begun=3, ends=[*ENDS, NEXT]), 10),
+        (BACKFILLED, written(), 11),
+        (BACKFILLED, written(begun=3, ends=[*ENDS, {A: 31, B: 9}]), 11),
+    ],
+    ids=["of a query", "of a backfill", "of a backfill after a query"],
+)
+def test_a_batch_that_was_not_finished_is_repeated(made, what, number):
+    """The last planned batch keeps its number and offsets, and partitions that were added start as they are."""
+    assert interrupted(made, what, LAST) == (number, NEXT)
+    assert interrupted(made, what, {**LAST, ADDED: 7}) == (number, {**NEXT, ADDED: 7})
+
+
+def test_the_first_batch_of_a_query_is_repeated():
+    """The first batch of a generation starts at the generation's start."""
+    assert interrupted(state(), written(0, begun=0), START) == (7, ENDS[0])
+    assert interrupted(state(), written(begun=3, ends=[*ENDS, {**NEXT, ADDED: 5}]), {**LAST, ADDED: 0}) == (
+        10,
+        {**NEXT, ADDED: 5},
+    )
+
+
+@pytest.mark.parametrize(
+    ("starts", "now"),
+    [
+        (NEXT, {}),
+        ({A: 31, B: 8}, {}),
+        ({A: 0, B: 0}, {}),
+        (LAST, {"end": 39}),
+        (LAST, {"topic_id": "another"}),
+    ],
+    ids=["committed", "moved by a member", "reset", "the log was truncated", "the topic was recreated"],
+)
+def test_a_batch_of_other_records_is_not_repeated(starts, now):
+    """A planned batch is forgotten if it was committed, or if group, log or topic have changed."""
+    for made, what in [(state(), written(begun=3, ends=[*ENDS, NEXT])), (BACKFILLED, written())]:
+        assert interrupted(made, what, starts, **now) is None
+    assert interrupted(state(), written(), LAST) is None
+    assert interrupted_batch(PipelineState("g", "h"), None, seen(LAST), LAST) is None
 
 
 # ---- model -----------------------------------------------------------------------------------------------------

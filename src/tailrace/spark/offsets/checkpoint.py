@@ -1,27 +1,21 @@
 """Checkpoint folder of a pipeline: the pipeline's state, and a folder with Spark's own checkpoint for each generation.
 
 A generation of the checkpoint (not of the group) is a sequence of batches of a query, each of which starts where the
-previous batch ended. If another client changes the group's offsets, a new generation starts at these offsets. Spark's
-checkpoint of a generation has two logs: the offset log has a file for each batch that was planned, and the commit log
-has a file for each batch that has ended.
-
-Files are read and written through Hadoop's file systems, so the folder may be on any file system that Spark supports.
+previous batch ended. If another client changes the group's offsets, a new generation starts at these offsets.
 """
 
 from __future__ import annotations
 
-import re
 import uuid
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from tailrace.errors import ConfigurationError, CorruptCheckpointError
+from tailrace.errors import ConfigurationError
 from tailrace.records import TopicPartition
-from tailrace.spark.offsets.ranges import Offsets, offsets_in, offsets_of
-from tailrace.spark.session import line_of
+from tailrace.spark.offsets.query_log import HadoopFolder, QueryLog
+from tailrace.spark.offsets.ranges import Offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,9 +25,7 @@ __all__ = [
     "Checkpoint",
     "PipelineState",
     "PlannedBatch",
-    "SparkLogs",
     "check_matches",
-    "ends_in_log",
     "key_of",
     "partition_of",
 ]
@@ -41,9 +33,6 @@ __all__ = [
 _FILE = "tailrace.json"
 _DRAFT = "tailrace.json.draft"
 """Second copy of the state, which is written first."""
-_VERSION = re.compile(r"v\d+")
-_SOURCE = re.compile(r"^[^{]*:(?=\{)")
-"""Name of a source before its offsets in format 2 of the offset log (Spark 4.2); format 1 has no names."""
 
 
 class BatchNumber(int):
@@ -60,12 +49,6 @@ class BatchNumber(int):
         batch_number = super().__new__(cls, number)
         batch_number.checkpoint = checkpoint
         return batch_number
-
-
-class _QueryMetadata(msgspec.Struct):
-    """Content of the file in which Spark stores the id of a query."""
-
-    id: str
 
 
 class PlannedBatch(msgspec.Struct, frozen=True):
@@ -122,23 +105,6 @@ class PipelineState(msgspec.Struct):
         self.start = {key_of(one): offset for one, offset in offsets.items()}
 
 
-@dataclass(frozen=True)
-class SparkLogs:
-    """Contents of Spark's own checkpoint of a generation.
-
-    Attributes:
-        query_id: id of the query; empty before the first run.
-        last_committed: last batch in the commit log; None if there is none.
-        last_planned: last batch in the offset log, even if it is not in the commit log; None if there is none.
-        ends_of: function that returns the end offsets of a batch, or None if the offset log does not have the batch.
-    """
-
-    query_id: str
-    last_committed: int | None
-    last_planned: int | None
-    ends_of: Callable[[int], Offsets | None]
-
-
 class Checkpoint:
     """Checkpoint folder of a pipeline.
 
@@ -148,10 +114,8 @@ class Checkpoint:
     """
 
     def __init__(self, spark: SparkSession, location: str) -> None:
-        self.location = location.rstrip("/")
-        untyped: Any = spark
-        self._jvm = untyped._jvm
-        self._hadoop = untyped._jsc.hadoopConfiguration()
+        self._spark, self._folder = spark, HadoopFolder(spark, location)
+        self.location = self._folder.location
 
     def load(self, group_id: str, handler: str) -> PipelineState:
         """Return the stored state, or a new state for an empty folder.
@@ -162,7 +126,7 @@ class Checkpoint:
         """
         found: PipelineState | None = None
         for name in (_FILE, _DRAFT):
-            text = self._read(name)
+            text = self._folder.read(name)
             if text is None:
                 continue
             try:
@@ -171,9 +135,9 @@ class Checkpoint:
             except msgspec.DecodeError:
                 continue  # The driver was killed while it wrote this copy, so the other copy is complete.
         if found is None:
-            if self._read(_FILE) is not None:
+            if self._folder.read(_FILE) is not None:
                 raise ConfigurationError(f"{self.location}/{_FILE} cannot be read - use another folder as checkpoint=")
-            if self._names(""):
+            if self._folder.names(""):
                 raise ConfigurationError(
                     f"{self.location} is not empty and not a pipeline's checkpoint - use another folder as checkpoint="
                 )
@@ -189,121 +153,16 @@ class Checkpoint:
         """Store the state in two files, one after the other: one file is complete even if the driver is killed."""
         text = msgspec.json.encode(state).decode()
         for name in (_DRAFT, _FILE):
-            self._write(name, text)
+            self._folder.write(name, text)
 
     def folder_of(self, generation: int) -> str:
         """Return the folder of Spark's own checkpoint of a generation."""
         return f"{self.location}/generation-{generation}"
 
-    def last_committed(self, generation: int) -> int | None:
-        """Return the last batch in Spark's commit log; None if there is none."""
-        return max(self._numbers(generation, "commits"), default=None)
-
-    def last_planned(self, generation: int) -> int | None:
-        """Return the last batch in Spark's offset log; None if there is none."""
-        return max(self._numbers(generation, "offsets"), default=None)
-
-    def last_batch(self, generation: int, after: int) -> tuple[int, Offsets] | None:
-        """Return the last batch in Spark's commit log and its end offsets; None if it is not after batch ``after``.
-
-        Raises:
-            CorruptCheckpointError: the file of the batch cannot be read.
-        """
-        last = self.last_committed(generation)
-        ends = None if last is None or last <= after else self.ends_of(generation, last)
-        return None if last is None or ends is None else (last, ends)
-
-    def ends_of(self, generation: int, batch: int) -> Offsets | None:
-        """Return the end offsets of a batch; None if the offset log does not have the batch.
-
-        Raises:
-            CorruptCheckpointError: the file of the batch cannot be read.
-        """
-        name = f"generation-{generation}/offsets/{batch}"
-        text = self._read(name)
-        if text is None:
-            return None
-        try:
-            return ends_in_log(text)
-        except ValueError as error:
-            raise self._corrupt(name, error) from error
-
-    def spark_logs(self, generation: int) -> SparkLogs:
-        """Return the contents of Spark's own checkpoint of a generation.
-
-        Raises:
-            CorruptCheckpointError: the last file of the commit log, or the file with the query id, cannot be read.
-        """
-        last = self.last_committed(generation)
-        if last is not None:
-            name = f"generation-{generation}/commits/{last}"
-            if not _VERSION.match(self._read(name) or ""):
-                raise self._corrupt(name, "it does not begin with a format version")
-        return SparkLogs(
-            self.query_id(generation),
-            last,
-            self.last_planned(generation),
-            lambda batch: self.ends_of(generation, batch),
-        )
-
-    def query_id(self, generation: int) -> str:
-        """Return the id of Spark's query, which is the same in all runs of a generation; empty before the first run.
-
-        Raises:
-            CorruptCheckpointError: the file with the id cannot be read.
-        """
-        name = f"generation-{generation}/metadata"
-        text = self._read(name)
-        try:
-            return "" if text is None else msgspec.json.decode(text, type=_QueryMetadata).id
-        except msgspec.DecodeError as error:
-            raise self._corrupt(name, error) from error
-
-    def _corrupt(self, name: str, why: object) -> CorruptCheckpointError:
-        return CorruptCheckpointError(
-            f"{self.location}/{name} cannot be read: {why} - start again: a new generation of the checkpoint starts at"
-            " the group's committed offsets"
-        )
-
-    # ---- files -------------------------------------------------------------------------------------------------
-
-    def _numbers(self, generation: int, kind: str) -> list[int]:
-        return [int(name) for name in self._names(f"generation-{generation}/{kind}") if name.isdigit()]
-
-    def _path(self, name: str) -> tuple[Any, Any]:
-        try:
-            path = self._jvm.org.apache.hadoop.fs.Path(f"{self.location}/{name}" if name else self.location)
-            return path.getFileSystem(self._hadoop), path
-        except Exception as error:
-            if (line := line_of(error)) is None:
-                raise
-            version = self._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
-            raise ConfigurationError(
-                f"Spark has no file system for checkpoint={self.location!r}: {line} - add its jars to the session, such"
-                f" as spark.jars.packages=org.apache.hadoop:hadoop-aws:{version} for s3a://"
-            ) from error
-
-    def _names(self, name: str) -> list[str]:
-        system, path = self._path(name)
-        return [one.getPath().getName() for one in system.listStatus(path)] if system.exists(path) else []
-
-    def _read(self, name: str) -> str | None:
-        system, path = self._path(name)
-        if not system.exists(path):
-            return None
-        stream = system.open(path)
-        try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
-
-    def _write(self, name: str, text: str) -> None:
-        system, path = self._path(name)
-        stream = system.create(path, True)
-        try:
-            stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
+    def log(self, generation: int) -> QueryLog:
+        """Return the reader of Spark's own checkpoint of a generation."""
+        advice = "start again: a new generation of the checkpoint starts at the group's committed offsets"
+        return QueryLog(HadoopFolder(self._spark, self.folder_of(generation)), advice)
 
 
 def check_matches(location: str, state: PipelineState, cluster_id: str, topics: Collection[str]) -> None:
@@ -328,24 +187,6 @@ def check_matches(location: str, state: PipelineState, cluster_id: str, topics: 
             f"{location} is the checkpoint of an app that reads {', '.join(sorted(state.topics))}, and this one reads"
             f" {', '.join(sorted(topics))} - use a separate folder; the run continues at the committed offsets"
         )
-
-
-def ends_in_log(text: str, topics: Collection[str] | None = None) -> Offsets:
-    """Return the end offsets in a file of Spark's offset log, which has format 1 or 2.
-
-    Args:
-        text: content of the file.
-        topics: topics whose offsets are returned; None for all topics of a query with one source.
-
-    Raises:
-        ValueError: the file is truncated or has another format.
-    """
-    # The lines are the version, metadata of the batch, and the offsets of each source.
-    version, _, *sources = [*text.splitlines(), "", ""]
-    if version not in {"v1", "v2"}:
-        raise ValueError(f"its format is {version[:20]!r}, and only v1 and v2 are supported")
-    texts = [_SOURCE.sub("", one, count=1) for one in sources]
-    return offsets_of(texts[0]) if topics is None else offsets_in(texts, topics)
 
 
 def key_of(partition: TopicPartition) -> str:

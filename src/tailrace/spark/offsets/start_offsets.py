@@ -20,7 +20,8 @@ from tailrace.errors import ConfigurationError
 from tailrace.observe.events import OffsetMapFound, OffsetMapIgnored, OffsetReset
 from tailrace.observe.hooks import Observer
 from tailrace.records import TopicPartition
-from tailrace.spark.offsets.checkpoint import PipelineState, SparkLogs, partition_of
+from tailrace.spark.offsets.checkpoint import PipelineState, partition_of
+from tailrace.spark.offsets.query_log import SparkLogs
 from tailrace.spark.offsets.ranges import Offsets, partition_start
 from tailrace.spark.offsets.store import ClusterState, LogBounds, PartitionCommit, SparkOffsetStore, remaining_map
 
@@ -33,6 +34,7 @@ __all__ = [
     "backfill_metadata",
     "decide_resumption",
     "ends_at",
+    "interrupted_batch",
     "next_number",
     "start_metadata",
     "start_offsets_after",
@@ -111,6 +113,44 @@ def decide_resumption(state: PipelineState, spark_logs: SparkLogs, cluster_state
     if not _can_read_new_partitions(ends, cluster_state):
         return Resumption(False, ends)
     return Resumption(True, ends, spark_logs.last_committed)
+
+
+def interrupted_batch(
+    state: PipelineState, spark_logs: SparkLogs | None, cluster_state: ClusterState, starts: Offsets
+) -> tuple[int, Offsets] | None:
+    """Return id and end offsets of the batch that was planned but not finished, if it starts at ``starts``.
+
+    A sink may have written some or all of its rows, so the batch must be repeated with the same id and offsets before
+    any other batch, whether a backfill or a query planned it. The result is None if there is no such batch, or if the
+    logs or the start offsets have changed.
+
+    Args:
+        state: state of the checkpoint, which contains the batch that a backfill planned.
+        spark_logs: logs of the generation, which contain the batch that a query planned; None if they are not readable.
+        cluster_state: topics and logs.
+        starts: offsets at which the next batch starts.
+    """
+    if state.planned is not None:
+        batch_id = state.planned.batch_id
+        begin, end = (
+            {partition_of(key): n for key, n in one.items()} for one in (state.planned.start, state.planned.end)
+        )
+    elif spark_logs is not None and spark_logs.last_planned is not None:
+        number, last = spark_logs.last_planned, spark_logs.last_committed
+        if last is not None and number <= last:
+            return None
+        batch_id, end = state.first_batch_id + number, spark_logs.ends_of(number) or {}
+        before = spark_logs.ends_of(last) if last is not None else None
+        begin = before or {partition_of(key): offset for key, offset in state.start.items()}
+    else:
+        return None
+    # Spark reads a partition that was added from offset 0.
+    if end == {one: starts.get(one) for one in end} or any(starts.get(one) != begin.get(one, 0) for one in end):
+        return None
+    logs = cluster_state.logs
+    if any(not _is_same_topic(one, state, cluster_state) or offset > logs[one].end for one, offset in end.items()):
+        return None
+    return batch_id, {**starts, **end}
 
 
 def _is_same_topic(partition: TopicPartition, state: PipelineState, cluster_state: ClusterState) -> bool:
