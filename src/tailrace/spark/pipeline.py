@@ -90,7 +90,7 @@ class SparkPipeline:
         if type(spark).__module__.startswith("pyspark.sql.connect") or not hasattr(spark, "_jsc"):
             raise ConfigurationError(
                 "a Spark Connect session gives no access to the checkpoint and the listener that a pipeline needs"
-                " - use results(), which needs neither, or a classic session: SparkSession.builder without remote()"
+                " - use results() and start_in_group(), or a classic session: SparkSession.builder without remote()"
             )
         self.app = load_app(app) if isinstance(app, str) else app
         self._import_path = app if isinstance(app, str) else import_path_of(app)
@@ -335,7 +335,7 @@ class SparkPipeline:
         """Return the configuration of the app, with the group id of the handlers."""
         return resolve({**self.app.options, "group_id": selected.group_id})
 
-    def _open(self, stack: contextlib.ExitStack, kind: str, prepare: Callable[..., _Prepared]) -> _Run:
+    def _open(self, stack: contextlib.ExitStack, kind: str, prepare: Callable[..., _Prepared]) -> _PreparedRun:
         """Check arguments, group, topics and checkpoint, and register a run; ``stack`` closes it."""
         selected, batch_runner, source = prepare()
         state = PipelineState(selected.group_id, selected.name)
@@ -352,9 +352,9 @@ class SparkPipeline:
         if selected.patterns:
             # Only now is it known which topics a pattern matches, and which handlers share a topic.
             _, batch_runner, _ = prepare(matched_topics=cluster_state.topic_ids)
-        return _Run(selected, batch_runner, source, state, config, store, cluster_state, active_run)
+        return _PreparedRun(selected, batch_runner, source, state, config, store, cluster_state, active_run)
 
-    def _start_of(self, run: _Run, since: Since = None) -> _Start:
+    def _start_of(self, run: _PreparedRun, since: Since = None) -> _RunStart:
         """Decide where a run starts, and which interrupted batch it repeats.
 
         An unreadable checkpoint is ignored if the group has committed offsets.
@@ -380,7 +380,7 @@ class SparkPipeline:
             known.append(state.first_batch_id + last + 1)
         texts = [commit.decoded_metadata.user_text for commit in cluster_state.committed.values()]
         state.next_batch_id = next_number(known, texts)
-        return _Start(resumption, offsets, interrupted)
+        return _RunStart(resumption, offsets, interrupted)
 
     def _abandon_checkpoint(
         self, state: PipelineState, cluster_state: ClusterState, error: CorruptCheckpointError
@@ -395,7 +395,7 @@ class SparkPipeline:
             ) from error
         self._observer.emit(CheckpointAbandoned(state.group_id, str(error), error))
 
-    def _backfill_of(self, run: _Run, max_offsets: int) -> Backfill:
+    def _backfill_of(self, run: _PreparedRun, max_offsets: int) -> Backfill:
         return Backfill(
             self._spark,
             run.store,
@@ -412,7 +412,7 @@ class SparkPipeline:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _PreparedRun:
     """Backfill or query that is about to start."""
 
     selected: SelectedHandlers
@@ -427,7 +427,7 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class _Start:
+class _RunStart:
     """Start of a run: use of Spark's checkpoint, offsets, and id and end offsets of the batch to repeat first."""
 
     resumption: Resumption

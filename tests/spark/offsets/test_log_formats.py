@@ -50,6 +50,14 @@ def test_truncated_or_unknown_entries_are_refused(text):
         ends_in_log(text)
 
 
+def test_sources_of_other_topics_and_kinds_are_ignored():
+    """Only the topics of a handler are read; a partition that two sources read is at the lower of their offsets."""
+    text = 'v1\n{}\n{"t":{"0":5,"1":7}}\n-\n{"u":{"0":1}}\n{"logOffset":3}\n12\n{"t":{"0":4}}'
+
+    assert ends_in_log(text, ["t"]) == {TopicPartition("t", 0): 4, TopicPartition("t", 1): 7}
+    assert ends_in_log(text, ["v"]) == {}
+
+
 class Events(list):
     """Hook that keeps all events."""
 
