@@ -237,12 +237,11 @@ class SparkQuery:
                 ``await_termination``.
         """
         self._was_stop_called = True
-        deadline, before = self._stage.store.now + grace_s, self._reported_batch
+        deadline = self._stage.store.now + grace_s
+        before = self._reported_batch if self._stage.batch_runner is None else None
         self._must_park = grace_s > 0
         while self._stage.store.now < deadline and self.is_active and self.query.status["isTriggerActive"]:
-            if self._is_parked.wait(_POLL_INTERVAL_S) or (
-                self._stage.batch_runner is None and self._reported_batch != before
-            ):
+            if self._is_parked.wait(_POLL_INTERVAL_S) or (before is not None and self._reported_batch != before):
                 break
         # An error after this line is caused by the stop and is ignored.
         earlier_error = None if self._is_spark_stopped or self.is_active else self.query.exception()

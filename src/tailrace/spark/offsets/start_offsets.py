@@ -147,10 +147,10 @@ def interrupted_batch(
     # Spark reads a partition that was added from offset 0.
     if end == {one: starts.get(one) for one in end} or any(starts.get(one) != begin.get(one, 0) for one in end):
         return None
-    logs = cluster_state.logs
-    if any(not _is_same_topic(one, state, cluster_state) or offset > logs[one].end for one, offset in end.items()):
+    logs, topic_ids = cluster_state.logs, cluster_state.topic_ids
+    if any(state.topics.get(one.topic, "") != topic_ids.get(one.topic, "") for one in end):
         return None
-    return batch_id, {**starts, **end}
+    return (batch_id, {**starts, **end}) if all(offset <= logs[one].end for one, offset in end.items()) else None
 
 
 def _is_same_topic(partition: TopicPartition, state: PipelineState, cluster_state: ClusterState) -> bool:
