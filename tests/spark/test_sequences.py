@@ -21,6 +21,7 @@ _DRIVER = Path(__file__).with_name("sequence_driver.py")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("sink", ["folders", "delta"])
 def test_killed_backfills_and_queries_write_each_row_once(world, sink):
     """Drivers are killed before and after the write of a batch, and the next call is the other one, or the same."""
@@ -32,10 +33,8 @@ def test_killed_backfills_and_queries_write_each_row_once(world, sink):
         ("backfill", "after"),
         ("start", "after"),
         ("backfill", "before"),
-        ("backfill", "after"),
         ("start", "late"),
         ("backfill", "after"),
-        ("start", "after"),
         ("start", "never"),
     ]
 
@@ -44,7 +43,7 @@ def test_killed_backfills_and_queries_write_each_row_once(world, sink):
             [sys.executable, str(_DRIVER), *arguments, call, sink, point],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=250,
             env=environment(),
             check=False,
         )
