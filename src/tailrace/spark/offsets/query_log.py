@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -61,7 +61,7 @@ class QueryLog:
         topics: topics whose offsets are read; None for all topics of a query with one source.
     """
 
-    folder: _Folder
+    folder: HadoopFolder | _ConnectFolder
     advice: str
     topics: Collection[str] | None = None
 
@@ -144,21 +144,7 @@ def ends_in_log(text: str, topics: Collection[str] | None = None) -> Offsets:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-class _Folder(Protocol):
-    """Folder with files, whose names are relative to it."""
-
-    @property
-    def location(self) -> str:
-        """Path or URL of the folder."""
-
-    def names(self, name: str) -> list[str]:
-        """Return the names of the files and folders in a folder; an empty list if it does not exist."""
-
-    def read(self, name: str) -> str | None:
-        """Return the content of a file; None if it does not exist."""
-
-
-def folder_of(spark: SparkSession, location: str) -> _Folder:
+def folder_of(spark: SparkSession, location: str) -> HadoopFolder | _ConnectFolder:
     """Return a folder that is read through the JVM, or on Spark Connect by jobs."""
     return HadoopFolder(spark, location) if hasattr(spark, "_jsc") else _ConnectFolder(spark, location)
 
