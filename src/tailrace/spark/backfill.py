@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, TypeAlias
 from tailrace.context_managers import contextmanager
 from tailrace.errors import TailraceError
 from tailrace.records import TopicPartition
-from tailrace.spark.batches import BatchRunner
-from tailrace.spark.offsets.checkpoint import Checkpoint, PipelineState, PlannedBatch, key_of
+from tailrace.spark.offsets.checkpoint import PlannedBatch, key_of
 from tailrace.spark.offsets.ranges import Offsets, next_ends, offsets_left, spark_assign, spark_json
-from tailrace.spark.offsets.start_offsets import StartOffsets, backfill_metadata, start_metadata
-from tailrace.spark.offsets.store import SparkOffsetStore
+from tailrace.spark.offsets.start_offsets import StartOffsets, backfill_metadata, start_metadata, start_offsets_after
+from tailrace.spark.streaming import Stage
 from tailrace.spark.worker.task_metrics import TaskMetrics
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 __all__ = ["Backfill", "BackfillProgress", "BackfillReport", "GroupStatus", "OnProgress", "progress_reporter"]
 
@@ -134,27 +133,12 @@ class Backfill:
     """Backfill of the topics of some handlers.
 
     Attributes:
-        spark: session that reads the records.
-        store: offsets of the group and of the logs.
-        batch_runner: runner of the batches.
-        options: options of Spark's Kafka source.
-        checkpoint: checkpoint that stores the number and offsets of the current batch; None without a checkpoint.
-        state: state of the checkpoint.
-        topic_ids: ids of the topics.
+        stage: what the backfill needs. The checkpoint stores the number and offsets of the current batch.
         max_offsets: approximate maximum number of offsets in a batch.
-        restart_after_loss: function that returns new start offsets if the next offsets were deleted from the log, and
-            None otherwise; its arguments are the previous start offsets and the next offset of each partition.
     """
 
-    spark: SparkSession
-    store: SparkOffsetStore
-    batch_runner: BatchRunner
-    options: Mapping[str, str]
-    checkpoint: Checkpoint | None
-    state: PipelineState
-    topic_ids: Mapping[str, str]
+    stage: Stage
     max_offsets: int
-    restart_after_loss: Callable[[StartOffsets, Offsets], StartOffsets | None]
 
     def run(
         self,
@@ -178,50 +162,52 @@ class Backfill:
             HandlerFailedError: a handler failed for good, and its options end the run.
             TailraceError: a worker failed.
         """
-        started_at, total_metrics, batch_count = self.store.now, TaskMetrics(), 0
+        stage, store, state = self.stage, self.stage.store, self.stage.state
+        assert stage.batch_runner is not None
+        started_at, total_metrics, batch_count = store.now, TaskMetrics(), 0
         next_offsets = dict(start_offsets.offsets)
-        batch_runner = self.batch_runner.with_offset_maps(start_offsets.offset_maps)
+        batch_runner = stage.batch_runner.with_offset_maps(start_offsets.offset_maps)
         total = offsets_left(next_offsets, ends)
-        self.store.watch_maps(start_offsets.offset_maps)
+        store.watch_maps(start_offsets.offset_maps)
         # Commit the start offsets, so that later runs and the live app start at the same offsets.
-        self.store.commit(start_offsets.commits(start_offsets.uncommitted), start_metadata(), may_go_back=True)
+        store.commit(start_offsets.commits(start_offsets.uncommitted), start_metadata(), may_go_back=True)
         if interrupted is None:
-            self.state.begin_generation(self.topic_ids, next_offsets, start_metadata())
+            state.begin_generation(stage.cluster_state.topic_ids, next_offsets, start_metadata())
         on_progress(BackfillProgress(0, total, 0.0))
         while interrupted is not None or offsets_left(next_offsets, ends):
             batch_id, batch_ends = interrupted or self._plan(next_offsets, ends)
-            batch_number, interrupted = self.state.batch_number(batch_id), None
-            self.store.check_unchanged()
+            batch_number, interrupted = state.batch_number(batch_id), None
+            store.check_unchanged()
             try:
                 metrics = batch_runner.run(self._read(next_offsets, batch_ends), batch_number)
             except TailraceError:
                 raise
             except Exception:
-                restart = self.restart_after_loss(start_offsets, next_offsets)
+                restart = start_offsets_after(store, start_offsets, next_offsets, stage.config, stage.observer)
                 if restart is None:
                     raise
                 reset_offsets = {one: offset for one, offset in restart.offsets.items() if offset != next_offsets[one]}
-                self.store.watch_maps(restart.offset_maps)
-                self.store.commit(restart.commits(reset_offsets), start_metadata(), may_go_back=True)
+                store.watch_maps(restart.offset_maps)
+                store.commit(restart.commits(reset_offsets), start_metadata(), may_go_back=True)
                 start_offsets, next_offsets = restart, dict(restart.offsets)
-                batch_runner = self.batch_runner.with_offset_maps(restart.offset_maps)
+                batch_runner = stage.batch_runner.with_offset_maps(restart.offset_maps)
                 ends = {one: min(offset, start_offsets.logs[one].end) for one, offset in ends.items()}
                 continue
             text = backfill_metadata(batch_id)
-            self.store.commit(start_offsets.commits(batch_ends), text)
-            if self.checkpoint is not None:
+            store.commit(start_offsets.commits(batch_ends), text)
+            if stage.checkpoint is not None:
                 # This also forgets the plan: after a reset of the group, no other batch may get its number.
-                self.state.begin_generation(self.topic_ids, batch_ends, text)
-                self.checkpoint.save(self.state)
+                state.begin_generation(stage.cluster_state.topic_ids, batch_ends, text)
+                stage.checkpoint.save(state)
             next_offsets, batch_count = batch_ends, batch_count + 1
             total_metrics += metrics
             left = offsets_left(next_offsets, ends)
-            on_progress(BackfillProgress(total - left, total, self.store.now - started_at))
+            on_progress(BackfillProgress(total - left, total, store.now - started_at))
         return BackfillReport(
             records=total_metrics.records,
             failures=total_metrics.failures,
             dead_letters=total_metrics.dead_letters,
-            duration_s=self.store.now - started_at,
+            duration_s=store.now - started_at,
             offsets=next_offsets,
             already_finished=total_metrics.already_finished,
             lost=start_offsets.lost,
@@ -231,17 +217,18 @@ class Backfill:
     def _plan(self, next_offsets: Offsets, ends: Offsets) -> tuple[int, Offsets]:
         """Plan the next batch, save it in the checkpoint, if there is one, and return its id and end offsets."""
         batch_ends = next_ends(next_offsets, ends, self.max_offsets)
-        if self.checkpoint is None:
+        state, checkpoint = self.stage.state, self.stage.checkpoint
+        if checkpoint is None:
             return 0, batch_ends
         start, end = ({key_of(one): offset for one, offset in each.items()} for each in (next_offsets, batch_ends))
-        self.state.planned = PlannedBatch(self.state.next_batch_id, start, end)
-        self.state.next_batch_id += 1
-        self.checkpoint.save(self.state)
-        return self.state.planned.batch_id, batch_ends
+        state.planned = PlannedBatch(state.next_batch_id, start, end)
+        state.next_batch_id += 1
+        checkpoint.save(state)
+        return state.planned.batch_id, batch_ends
 
     def _read(self, starts: Offsets, ends: Offsets) -> DataFrame:
         partitions: list[TopicPartition] = [one for one, offset in ends.items() if offset > starts[one]]
-        reader = self.spark.read.format("kafka").options(**self.options)
+        reader = self.stage.spark.read.format("kafka").options(**self.stage.source)
         return (
             reader.option("assign", spark_assign(partitions))
             .option("startingOffsets", spark_json({one: starts[one] for one in partitions}))

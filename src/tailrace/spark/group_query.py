@@ -115,20 +115,13 @@ def start_in_group(
             topic_ids = cluster_state.topic_ids if spark_logs.last_committed is None else {}
             state.begin_generation(topic_ids, start, "")
             _check_continues(log, state, spark_logs, cluster_state, ends)
-        stage = Stage(
-            rows.sparkSession,
-            store,
-            selected.name,
-            cluster_state.topic_ids,
-            log.last_batch,
-            state,
+        stage = Stage(rows.sparkSession, selected, config, observer, store, cluster_state, state, run)
+        query = SparkQuery(
+            stage,
             StartOffsets(ends, {}, cluster_state.committed, 0, cluster_state.logs),
-            config,
-            observer,
-            run,
-            check_start=lambda ends: _check_start(log, cluster_state, selected.name, ends) if is_new else None,
+            log.last_batch,
+            (lambda ends: _check_start(log, cluster_state, selected.name, ends)) if is_new else None,
         )
-        query = SparkQuery(stage)
         if spark_logs.last_committed is not None:
             query.query_id = spark_logs.query_id
             query.commit_batch(spark_logs.last_committed, ends)

@@ -34,13 +34,11 @@ from tailrace.spark.offsets.start_offsets import (
     ends_at,
     interrupted_batch,
     next_number,
-    start_offsets_after,
     start_offsets_of,
 )
 from tailrace.spark.offsets.store import ClusterState, SparkOffsetStore
 from tailrace.spark.session import check_source, check_source_options, source_options
 from tailrace.spark.streaming import (
-    ActiveRun,
     SparkQuery,
     Stage,
     Trigger,
@@ -144,33 +142,20 @@ class SparkPipeline:
             raise ConfigurationError("a query needs a checkpoint folder - pass SparkPipeline(checkpoint=...)")
         _check_at_least_one("max_records_per_batch", max_records_per_batch)
         with contextlib.ExitStack() as stack:
-            run = self._open(stack, "a query", partial(self._prepare, handler, sink, parallelism, options))
-            if "maxoffsetspertrigger" not in map(str.lower, run.source):
-                run.source["maxOffsetsPerTrigger"] = str(max_records_per_batch)
-            check_topics_found(run.selected, run.cluster_state)
-            start = self._start_of(run)
+            stage = self._open(stack, "a query", partial(self._prepare, handler, sink, parallelism, options))
+            if "maxoffsetspertrigger" not in map(str.lower, stage.source):
+                stage.source["maxOffsetsPerTrigger"] = str(max_records_per_batch)
+            check_topics_found(stage.selected, stage.cluster_state)
+            start = self._start_of(stage)
             if start.interrupted is not None and not start.resumption.continues:
                 # Spark would not repeat this batch. No further record is read.
-                self._backfill_of(run, max_records_per_batch).run(
+                Backfill(stage, max_records_per_batch).run(
                     start.offsets, start.offsets.offsets, lambda _: None, start.interrupted
                 )
-                run = replace(run, cluster_state=run.store.cluster_state(run.selected.topics, run.selected.patterns))
-                start = self._start_of(run)
-            checkpoint, state = self._checkpoint, run.state
-            stage = Stage(
-                self._spark,
-                run.store,
-                run.selected.name,
-                run.cluster_state.topic_ids,
-                lambda after: checkpoint.log(state.generation).last_batch(after),
-                state,
-                start.offsets,
-                run.config,
-                self._observer,
-                run.active_run,
-                run.batch_runner.with_offset_maps(start.offsets.offset_maps),
-            )
-            query = start_stream(stage, checkpoint, start.resumption, run.source, trigger)
+                topics = stage.selected.topics, stage.selected.patterns
+                stage = replace(stage, cluster_state=stage.store.cluster_state(*topics))
+                start = self._start_of(stage)
+            query = start_stream(stage, self._checkpoint, start.resumption, start.offsets, trigger)
             stack.pop_all()
             return query
 
@@ -219,11 +204,11 @@ class SparkPipeline:
                 "sink= needs a checkpoint, which numbers the batches - pass SparkPipeline(checkpoint=...)"
             )
         with contextlib.ExitStack() as stack:
-            run = self._open(stack, "a backfill", partial(self._prepare, handler, sink, parallelism, options))
-            report = stack.enter_context(progress_reporter(f"{run.selected.name} on Spark", on_progress))
-            start = self._start_of(run, since)
-            ends = ends_at(run.store, start.offsets, until)
-            return self._backfill_of(run, max_records_per_batch).run(start.offsets, ends, report, start.interrupted)
+            stage = self._open(stack, "a backfill", partial(self._prepare, handler, sink, parallelism, options))
+            report = stack.enter_context(progress_reporter(f"{stage.selected.name} on Spark", on_progress))
+            start = self._start_of(stage, since)
+            ends = ends_at(stage.store, start.offsets, until)
+            return Backfill(stage, max_records_per_batch).run(start.offsets, ends, report, start.interrupted)
 
     def handoff(  # noqa: PLR0913 - public options
         self,
@@ -335,7 +320,7 @@ class SparkPipeline:
         """Return the configuration of the app, with the group id of the handlers."""
         return resolve({**self.app.options, "group_id": selected.group_id})
 
-    def _open(self, stack: contextlib.ExitStack, kind: str, prepare: Callable[..., _Prepared]) -> _PreparedRun:
+    def _open(self, stack: contextlib.ExitStack, kind: str, prepare: Callable[..., _Prepared]) -> Stage:
         """Check arguments, group, topics and checkpoint, and register a run; ``stack`` closes it."""
         selected, batch_runner, source = prepare()
         state = PipelineState(selected.group_id, selected.name)
@@ -347,14 +332,26 @@ class SparkPipeline:
         if self._checkpoint is not None:
             check_matches(self._checkpoint.location, state, cluster_state.cluster_id, cluster_state.topic_ids)
         name = f"{kind} of {selected.name} for group {selected.group_id!r}"
-        active_run = claim(name, selected.group_id, cluster_state)
-        stack.callback(release, active_run)
+        run = claim(name, selected.group_id, cluster_state)
+        stack.callback(release, run)
         if selected.patterns:
             # Only now is it known which topics a pattern matches, and which handlers share a topic.
             _, batch_runner, _ = prepare(matched_topics=cluster_state.topic_ids)
-        return _PreparedRun(selected, batch_runner, source, state, config, store, cluster_state, active_run)
+        return Stage(
+            self._spark,
+            selected,
+            config,
+            self._observer,
+            store,
+            cluster_state,
+            state,
+            run,
+            self._checkpoint,
+            batch_runner,
+            source,
+        )
 
-    def _start_of(self, run: _PreparedRun, since: Since = None) -> _RunStart:
+    def _start_of(self, stage: Stage, since: Since = None) -> _RunStart:
         """Decide where a run starts, and which interrupted batch it repeats.
 
         An unreadable checkpoint is ignored if the group has committed offsets.
@@ -362,7 +359,7 @@ class SparkPipeline:
         Raises:
             CorruptCheckpointError: the checkpoint cannot be read, and a partition of it has no committed offset.
         """
-        state, cluster_state, spark_logs = run.state, run.cluster_state, None
+        state, cluster_state, spark_logs = stage.state, stage.cluster_state, None
         resumption = Resumption(False)
         if self._checkpoint is not None:
             try:
@@ -371,7 +368,7 @@ class SparkPipeline:
             except CorruptCheckpointError as error:
                 self._abandon_checkpoint(state, cluster_state, error)
         offsets = start_offsets_of(
-            run.store, cluster_state, run.config, self._observer, since=since, overrides=resumption.offsets
+            stage.store, cluster_state, stage.config, self._observer, since=since, overrides=resumption.offsets
         )
         interrupted = interrupted_batch(state, spark_logs, cluster_state, offsets.offsets)
         state.add_ids(cluster_state.cluster_id, cluster_state.topic_ids)
@@ -394,36 +391,6 @@ class SparkPipeline:
                 " reset` first"
             ) from error
         self._observer.emit(CheckpointAbandoned(state.group_id, str(error), error))
-
-    def _backfill_of(self, run: _PreparedRun, max_offsets: int) -> Backfill:
-        return Backfill(
-            self._spark,
-            run.store,
-            run.batch_runner,
-            run.source,
-            self._checkpoint,
-            run.state,
-            run.cluster_state.topic_ids,
-            max_offsets,
-            lambda previous, next_offsets: start_offsets_after(
-                run.store, previous, next_offsets, run.config, self._observer
-            ),
-        )
-
-
-@dataclass(frozen=True)
-class _PreparedRun:
-    """Backfill or query that is about to start."""
-
-    selected: SelectedHandlers
-    batch_runner: BatchRunner
-    source: dict[str, str]
-    """Options of Spark's Kafka source."""
-    state: PipelineState
-    config: ConsumerConfig
-    store: SparkOffsetStore
-    cluster_state: ClusterState
-    active_run: ActiveRun
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -29,6 +29,7 @@ from tailrace.errors import (
 from tailrace.observe.events import CommitFailed, SparkQueryFailed
 from tailrace.observe.hooks import Observer
 from tailrace.spark.batches import BatchRunner
+from tailrace.spark.handler_selection import SelectedHandlers
 from tailrace.spark.offsets.checkpoint import Checkpoint, PipelineState
 from tailrace.spark.offsets.ranges import Offsets, offsets_in, spark_json
 from tailrace.spark.offsets.start_offsets import Resumption, StartOffsets, start_metadata, stream_metadata
@@ -101,28 +102,45 @@ def trigger_of(trigger: Trigger) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Stage:
-    """Dependencies and initial state of a query."""
+    """Group, topics and checkpoint of a query or a backfill that is about to start.
+
+    Attributes:
+        spark: session.
+        selected: handler, its topics and its group.
+        config: configuration of the app, with the handler's group.
+        observer: receiver of events.
+        store: offsets of the group and of the logs.
+        cluster_state: state of cluster and group.
+        state: state of the checkpoint.
+        run: entry in the registry of runs.
+        checkpoint: checkpoint of the pipeline, if it has one.
+        batch_runner: runner of the batches; None if Spark writes them.
+        source: options of Spark's Kafka source.
+    """
 
     spark: SparkSession
-    store: SparkOffsetStore
-    name: str
-    """Name of the handler."""
-    topic_ids: Mapping[str, str]
-    last_batch: Callable[[int], tuple[int, Offsets] | None]
-    """Function that reads the last batch of Spark's commit log, if it is after the given one, and its end offsets."""
-    state: PipelineState
-    start_offsets: StartOffsets
+    selected: SelectedHandlers
     config: ConsumerConfig
     observer: Observer
+    store: SparkOffsetStore
+    cluster_state: ClusterState
+    state: PipelineState
     run: ActiveRun
+    checkpoint: Checkpoint | None = None
     batch_runner: BatchRunner | None = None
-    """Runner of the batches; None if Spark writes them."""
-    check_start: Callable[[Offsets], None] | None = None
-    """Function that is called before the first commit of a batch and raises an error if it may not be committed."""
+    source: dict[str, str] = field(default_factory=dict)
 
 
 class SparkQuery:
     """Running query that commits the offsets of a group, returned by ``SparkPipeline.start`` and ``start_in_group``.
+
+    Args:
+        stage: what the query needs; the query closes ``stage.store`` at its end.
+        start_offsets: start offsets, and offset maps of records that are finished.
+        last_batch: function that reads the last batch of Spark's commit log, if it is after the given one, and its end
+            offsets.
+        check_start: function that is called with the end offsets of the first batch before its commit, and raises an
+            error if it may not be committed.
 
     Attributes:
         query: Spark's ``StreamingQuery``.
@@ -131,8 +149,15 @@ class SparkQuery:
         run_id: Spark's id of this run of the query; empty before Spark has started it.
     """
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(
+        self,
+        stage: Stage,
+        start_offsets: StartOffsets,
+        last_batch: Callable[[int], tuple[int, Offsets] | None],
+        check_start: Callable[[Offsets], None] | None = None,
+    ) -> None:
+        self._stage, self._start_offsets = stage, start_offsets
+        self._last_batch, self._check_start = last_batch, check_start
         self.query: StreamingQuery = None  # type: ignore[assignment] # set by start_stream
         self.counted = TaskMetrics()
         self._failure: Exception | None = None
@@ -153,7 +178,7 @@ class SparkQuery:
         self.query_id = self.run_id = ""
 
     def __repr__(self) -> str:
-        return f"<SparkQuery {self._stage.name} group={self._stage.store.group_id}>"
+        return f"<SparkQuery {self._stage.selected.name} group={self._stage.store.group_id}>"
 
     @property
     def is_active(self) -> bool:
@@ -307,7 +332,7 @@ class SparkQuery:
             progress = self.query.lastProgress
             if progress is not None and progress.batchId > number:
                 number = progress.batchId
-                ends = offsets_in([one.endOffset for one in progress.sources], self._stage.topic_ids)
+                ends = offsets_in([one.endOffset for one in progress.sources], self._stage.cluster_state.topic_ids)
             tried, tried_at = self._tried
             wait_s = _RETRY_S if number > self._committed[0] else _RECOMMIT_S
             if (ends or number >= 0) and (number > tried or self._stage.store.now - tried_at > wait_s):
@@ -322,10 +347,10 @@ class SparkQuery:
             TailraceError: as ``SparkOffsetStore.commit`` does.
         """
         state = self._stage.state
-        if self._stage.check_start is not None and self._committed[0] < 0:
-            self._stage.check_start(ends)
+        if self._check_start is not None and self._committed[0] < 0:
+            self._check_start(ends)
         text = stream_metadata(self.query_id, state.first_batch_id + number) if number >= 0 else state.start_text
-        self._stage.store.commit(self._stage.start_offsets.commits(ends), text, may_go_back=may_go_back)
+        self._stage.store.commit(self._start_offsets.commits(ends), text, may_go_back=may_go_back)
         self._committed = number, ends
 
     def _commit(self, number: int, ends: Offsets) -> None:
@@ -353,7 +378,7 @@ class SparkQuery:
             self._has_ended = True
             stage = self._stage
             try:
-                last = stage.last_batch(self._committed[0])
+                last = self._last_batch(self._committed[0])
                 if last is not None:
                     self._commit(*last)
                 if error is not None and not isinstance(self._failure, TailraceError):
@@ -366,7 +391,7 @@ class SparkQuery:
             failure = self._failure if isinstance(self._failure, TailraceError) else error
             if failure is not None and not self._was_stop_called:
                 reason = line_of(failure) or str(failure)
-                stage.observer.emit(SparkQueryFailed(stage.store.group_id, stage.name, reason, failure))
+                stage.observer.emit(SparkQueryFailed(stage.store.group_id, stage.selected.name, reason, failure))
 
     def _session_stopped_error(self) -> TailraceError | None:
         """Return an error if the session was stopped, because Spark's error does not name this cause; else None."""
@@ -420,31 +445,28 @@ def _uncommitted_error(error: Exception) -> TailraceError:
 
 
 def start_stream(
-    stage: Stage, checkpoint: Checkpoint, resumption: Resumption, options: Mapping[str, str], trigger: Trigger
+    stage: Stage, checkpoint: Checkpoint, resumption: Resumption, start_offsets: StartOffsets, trigger: Trigger
 ) -> SparkQuery:
-    """Commit the start offsets of ``stage``, and start a query at these offsets.
-
-    Args:
-        stage: dependencies and initial state of the query. The query closes ``stage.store`` at its end.
-        checkpoint: checkpoint of the pipeline.
-        resumption: decision whether the generation of the checkpoint continues.
-        options: options of Spark's Kafka source.
-        trigger: trigger of the batches.
+    """Commit the start offsets, and start a query at these offsets.
 
     Raises:
         ConfigurationError: the trigger is not valid.
         GroupNotEmptyError: the group has live members.
         CommitFailedError: the group's offsets were changed by another client.
     """
-    state, start_offsets = stage.state, stage.start_offsets
-    query = SparkQuery(stage)
+    state = stage.state
+    assert stage.batch_runner is not None
+    stage = replace(stage, batch_runner=stage.batch_runner.with_offset_maps(start_offsets.offset_maps))
+    query = SparkQuery(stage, start_offsets, lambda after: checkpoint.log(state.generation).last_batch(after))
     generation = state.generation if resumption.continues else state.generation + 1
-    writer = _writer(stage, options, trigger).foreachBatch(query.handle)
+    writer = _writer(stage, start_offsets.offsets, trigger).foreachBatch(query.handle)
     writer = writer.option("checkpointLocation", checkpoint.folder_of(generation))
     stage.store.watch_maps(start_offsets.offset_maps)
     # Until here, nothing has changed the checkpoint or the group's offsets.
     if not resumption.continues:
-        state.begin_generation(stage.topic_ids, start_offsets.offsets, start_metadata(uuid.uuid4().hex[:12]))
+        state.begin_generation(
+            stage.cluster_state.topic_ids, start_offsets.offsets, start_metadata(uuid.uuid4().hex[:12])
+        )
         checkpoint.save(state)
         query.commit_batch(-1, start_offsets.offsets, may_go_back=True)
     else:
@@ -454,12 +476,12 @@ def start_stream(
     return query
 
 
-def _writer(stage: Stage, options: Mapping[str, str], trigger: Trigger) -> DataStreamWriter:
+def _writer(stage: Stage, start: Offsets, trigger: Trigger) -> DataStreamWriter:
     """Return a stream writer with the source and the trigger; raise ConfigurationError if Spark rejects the trigger."""
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
 
-    arguments, start = trigger_of(trigger), stage.start_offsets.offsets
-    reader = stage.spark.readStream.format("kafka").options(**options)
+    arguments = trigger_of(trigger)
+    reader = stage.spark.readStream.format("kafka").options(**stage.source)
     reader = reader.option("subscribe", ",".join(sorted({one.topic for one in start})))
     writer = reader.option("startingOffsets", spark_json(start)).load().writeStream
     try:
