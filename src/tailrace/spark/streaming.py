@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from tailrace.config import ConsumerConfig
 from tailrace.errors import (
     BrokerConnectionError,
+    BrokerError,
     ConfigurationError,
     ConsumerStateError,
     OffsetOutOfRangeError,
@@ -404,14 +405,17 @@ class SparkQuery:
         )
 
     def _offsets_lost_error(self) -> TailraceError | None:
-        """Return an error if the next offsets were deleted from the log, or a topic was deleted; else None."""
+        """Return an error if the next offsets were deleted from the log, or a topic was deleted or recreated."""
         _, ends = self._committed
         try:
             logs = self._stage.store.logs(ends)
+            self._stage.store.check_logs()
         except UnknownTopicError as error:
             return error
-        except TailraceError:
+        except (BrokerConnectionError, BrokerError):
             return None  # Spark's error is raised instead.
+        except TailraceError as error:
+            return error
         for one, offset in sorted(ends.items()):
             if not logs[one].begin <= offset <= logs[one].end:
                 if self._stage.config.begins_at == "none":

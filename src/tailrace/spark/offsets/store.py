@@ -195,6 +195,14 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         """
         self._thread.call(self._check_unchanged())
 
+    def check_logs(self) -> None:
+        """Check that no topic was recreated, and that no log was truncated below the end of a watched offset map.
+
+        Raises:
+            TailraceError: a topic was recreated, or a log was truncated.
+        """
+        self._thread.call(self._check_logs())
+
     def cluster_state(self, topics: Sequence[str], patterns: Sequence[Any]) -> ClusterState:
         """Return the partitions to read, the bounds of their logs, and the group's committed offsets.
 
