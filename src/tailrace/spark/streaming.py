@@ -465,6 +465,9 @@ def start_stream(
     generation = state.generation if resumption.continues else state.generation + 1
     writer = _writer(stage, start_offsets.offsets, trigger).foreachBatch(query.handle)
     writer = writer.option("checkpointLocation", checkpoint.folder_of(generation))
+    name = f"{state.group_id} {state.handler}"
+    if all(one.name != name for one in stage.spark.streams.active):  # two queries with one name are an error
+        writer = writer.queryName(name)
     stage.store.watch_maps(start_offsets.offset_maps)
     # Until here, nothing has changed the checkpoint or the group's offsets.
     if not resumption.continues:
