@@ -359,9 +359,19 @@ def test_the_pytest_plugin_imports_only_pytest(modules):
     assert imported <= {"__future__", "collections", "contextlib", "os", "typing", "pytest"}
 
 
-def test_nothing_imports_the_pytest_plugin(modules):
-    """No module of the package imports the plugin."""
-    assert [m.where for m in modules if any(one.module == "pytest_tailrace" for one in m.imports())] == []
+def test_the_module_with_the_data_source_imports_only_pyspark(modules):
+    """The module that Spark imports in each session with a data source in Python does not import tailrace."""
+    source = next(module for module in modules if module.name == "pyspark_tailrace")
+
+    imported = {one.module.partition(".")[0] for one in source.imports(at_import_time=True)}
+
+    assert imported <= {"__future__", "typing", "pyspark"}
+
+
+def test_nothing_imports_the_plugins(modules):
+    """No module of the package imports the plugin of pytest, or that of Spark."""
+    plugins = {"pyspark_tailrace", "pytest_tailrace"}
+    assert [m.where for m in modules if any(one.module in plugins for one in m.imports())] == []
 
 
 def test_folders_of_tests_mirror_packages(modules):

@@ -12,6 +12,8 @@ from tailrace import App
 from tailrace.spark import results
 
 TOPIC = "fares-trips"
+SOURCED_TOPIC = "fares-sourced"
+"""Topic of the tests of tailrace's own source."""
 BEGIN = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
 app = App(bootstrap_servers="localhost:1", group_id="fares", dead_letter="{topic}.dead")
@@ -33,6 +35,15 @@ class Fare(msgspec.Struct):
 @app.handler(TOPIC, order_by="key")
 async def price(trip: Trip) -> Fare | None:
     return Fare(trip.city, trip.at, 120 * trip.km) if trip.km else None
+
+
+sourced = App(bootstrap_servers="localhost:1", group_id="sourced")
+sourced.handler(SOURCED_TOPIC, order_by="key")(price)
+
+
+@sourced.handler("fares-other")
+async def silent(trip: Trip):
+    """Handle a trip without a return annotation, from which no columns can be derived."""
 
 
 def revenue(records: DataFrame) -> DataFrame:

@@ -7,22 +7,60 @@ would otherwise be free to copy or move it, and call the handler several times f
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tailrace.app.app import App
-from tailrace.config import resolve
+from tailrace.config import ConsumerConfig, resolve
 from tailrace.errors import ConfigurationError
+from tailrace.spark.handler_selection import SelectedHandlers
 from tailrace.spark.pipeline import HandlerOrName, load_handler
 from tailrace.spark.worker.rows import expression_type, result_type
-from tailrace.spark.worker.shipment import pack
+from tailrace.spark.worker.shipment import Shipment, pack
 from tailrace.spark.worker.task_runner import expression_function
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
+    from pyspark.sql.types import DataType
 
-__all__ = ["results"]
+__all__ = ["PackedHandler", "pack_handler", "results"]
+
+
+@dataclass(frozen=True)
+class PackedHandler:
+    """Handler whose results become rows.
+
+    Attributes:
+        config: options of the app.
+        selected: the handler, and the handlers that share its topics.
+        shipment: the app, serialized for workers.
+        row_type: Spark type of the results.
+    """
+
+    config: ConsumerConfig
+    selected: SelectedHandlers
+    shipment: Shipment
+    row_type: DataType
+
+    @property
+    def topic(self) -> str | None:
+        """Topic of the handler; None if the handler reads several topics or a pattern."""
+        return self.selected.topics[0] if len(self.selected.topics) == 1 and not self.selected.patterns else None
+
+
+def pack_handler(app: App | str, handler: HandlerOrName) -> PackedHandler:
+    """Check and serialize an app for ``run_expression``; see ``results``."""
+    app, import_path, selected = load_handler(app, handler)
+    config = resolve(app.options)
+    row_type = result_type(selected.named)
+    pairs = zip(selected.indices, selected.handlers, strict=True)
+    shipment = replace(
+        pack(app, import_path, selected, config, has_sink=True),
+        is_expression=True,
+        omitted_indices=tuple(index for index, one in pairs if one not in selected.named),
+    )
+    return PackedHandler(config, selected, shipment, row_type)
 
 
 def results(app: App | str, handler: HandlerOrName) -> Column:
@@ -51,16 +89,10 @@ def results(app: App | str, handler: HandlerOrName) -> Column:
         raise ConfigurationError(
             "results() needs pyspark 4.1 or newer, which has Arrow UDFs - upgrade pyspark, or use SparkPipeline"
         )
-    app, import_path, selected = load_handler(app, handler)
-    row_type = result_type(selected.named)
-    pairs = zip(selected.indices, selected.handlers, strict=True)
-    shipment = replace(
-        pack(app, import_path, selected, resolve(app.options), has_sink=True),
-        is_expression=True,
-        omitted_indices=tuple(index for index, one in pairs if one not in selected.named),
-    )
-    topic = selected.topics[0] if len(selected.topics) == 1 and not selected.patterns else None
-    udf = sql.arrow_udf(expression_function(shipment, row_type, topic), expression_type(row_type)).asNondeterministic()
+    packed = pack_handler(app, handler)
+    row_type = packed.row_type
+    function = expression_function(packed.shipment, row_type, packed.topic)
+    udf = sql.arrow_udf(function, expression_type(row_type)).asNondeterministic()
     # The first argument makes Spark's analysis fail without a column "value".
     array = udf(sql.col("value").isNull(), sql.struct("*"))
     # nullif() has no effect on the value, but makes Spark evaluate the UDF in a projection of its own, below the

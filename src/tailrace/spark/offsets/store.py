@@ -125,7 +125,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
 
     Args:
         config: configuration of the connection.
-        group_id: the group.
+        group_id: the group; empty to read logs only.
         observer: receiver of events about commits.
     """
 
@@ -140,7 +140,7 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         self._expected: dict[TopicPartition, set[tuple[int, str]]] = {}
         """Offset and metadata that were read or committed last; several pairs if the result of a commit is unknown."""
         self._topic_ids: dict[str, UUID] = {}
-        """Topic ids at the last call of ``cluster_state``."""
+        """Topic ids at the last call of ``cluster_state`` or ``topic_ids``."""
         self._watched_maps: Mapping[TopicPartition, OffsetMap] = {}
         """Offset maps set by ``watch_maps``, except those that lie completely before a committed offset."""
         try:
@@ -210,13 +210,12 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
             UnknownTopicError: a topic does not exist.
         """
         partitions = self.partitions(topics, patterns)
-        topology = self._cluster.topology
-        topic_ids = self._topic_ids = {one.topic: topology.topic_id(one.topic) for one in partitions}
+        topic_ids = self.topic_ids({one.topic for one in partitions})
         # Committed offsets are read first, so that none of them is after the end of a log that is read later.
         committed = self.committed(partitions)
         return ClusterState(
-            topology.cluster_id or "",
-            {topic: "" if topic_id == NO_TOPIC_ID else str(topic_id) for topic, topic_id in topic_ids.items()},
+            self._cluster.topology.cluster_id or "",
+            topic_ids,
             self.logs(partitions),
             committed,
             self.epoch_ends(committed),
@@ -229,6 +228,11 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
             UnknownTopicError: a topic does not exist.
         """
         return self._thread.call(self._partitions(topics, patterns))
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """Return the ids of topics after ``partitions``, empty if the brokers have none; commits check them."""
+        self._topic_ids = {one: self._cluster.topology.topic_id(one) for one in topics}
+        return {one: "" if topic_id == NO_TOPIC_ID else str(topic_id) for one, topic_id in self._topic_ids.items()}
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
         """Read the group's committed offsets; ``check_unchanged`` and ``commit`` compare later offsets with them."""
@@ -361,6 +365,8 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
             return committed
 
     async def _committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, GroupOffset]:
+        if not self.group_id:
+            return {}
         return await committed_offsets(
             self._cluster, self.group_id, list(partitions), stable=True, timeout_s=self._timeout_s
         )
