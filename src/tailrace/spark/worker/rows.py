@@ -306,7 +306,7 @@ def _result_columns(
         values, counts = list(chain.from_iterable(items)), list(map(len, items))
     elif types.NoneType in kinds:
         values = [one for one in results if one is not None]
-        counts = [one is not None for one in results] if values else [0] * len(results)
+        counts = [int(one is not None) for one in results]
     try:
         columns = convert(values)
     except _CONVERSION_ERRORS:
