@@ -54,6 +54,8 @@ class Ledger:
     _epochs: int = 0
     _last: dict[tuple[str, Place, int, object], int] = field(default_factory=dict)
     _committed: dict[Place, int] = field(default_factory=dict)
+    _truncations: dict[Place, list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
+    """Times at which records were lost, and the end of the log then."""
 
     # ---- what happens ------------------------------------------------------------------------------------------
 
@@ -61,16 +63,20 @@ class Ledger:
         """Note records that all replicas have."""
         self._acked[place].extend(offsets)
 
-    def lost(self, place: Place, end: int) -> None:
-        """Note that an unclean election has lost the records from ``end`` on."""
+    def lost(self, place: Place, end: int, at: float) -> None:
+        """Note that an unclean election has lost the records from ``end`` on.
+
+        Until a member notices, it may handle lost records that it has fetched before, and commit their offsets. Records
+        that it handles when it notices are delivered again.
+        """
+        in_flight = [one for one in self._starts[place] if one not in self._finished[place]]
+        self._truncations[place].append((at, min([end, *in_flight])))
         gone = {one for one in self._acked[place] if one >= end}
         self._lost[place] |= gone
         self._acked[place] = [one for one in self._acked[place] if one < end]
         for offset in gone:
             self._starts[place].pop(offset, None)
         self._finished[place] -= gone
-        for key in [one for one in self._last if one[1] == place]:
-            del self._last[key]
 
     def assigned(self, member: str, places: Iterable[Place]) -> None:
         """Note partitions that a member has got."""
@@ -90,7 +96,7 @@ class Ledger:
             self._note("Z", at, f"{member} has started {place} offset {offset}, which it does not own")
             return
         last = self._last.get((member, place, epoch, lane))
-        if last is not None and offset <= last:
+        if last is not None and offset <= last and not self._is_truncated(place, offset, at):
             self._note("P", at, f"{member} has started {place} offset {offset} after {last}")
         self._last[member, place, epoch, lane] = offset
         earlier = self._starts[place][offset]
@@ -106,7 +112,7 @@ class Ledger:
         """Note a commit that the coordinator has stored."""
         self._committed[place] = offset
         for one in self._acked[place]:
-            if one < offset and one not in self._finished[place]:
+            if one < offset and one not in self._finished[place] and not self._is_truncated(place, one, at):
                 self._note("C", at, f"{place} was committed at {offset}, and offset {one} is not finished")
                 return
 
@@ -130,6 +136,9 @@ class Ledger:
     def repeats(self) -> int:
         """Number of starts of records that were started before."""
         return sum(len(starts) - 1 for one in self._starts.values() for starts in one.values() if starts)
+
+    def _is_truncated(self, place: Place, offset: int, at: float) -> bool:
+        return any(at <= lost_at + _GRACE_S and offset >= end for lost_at, end in self._truncations[place])
 
     def _note(self, promise: str, at: float, text: str) -> None:
         self.violations.append(Violation(promise, at, text))

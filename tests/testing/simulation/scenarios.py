@@ -403,6 +403,15 @@ async def _move_leader(world: World, fault: Fault) -> None:
     world.cluster.move_leader(TOPIC, fault.subject % PARTITIONS)
 
 
+async def _lose_records(world: World, fault: Fault) -> None:
+    place = (TOPIC, fault.subject % PARTITIONS)
+    log = world.cluster.state.topics[TOPIC].partitions[place[1]]
+    bases = [one.base for one in log.batches[-3:]]
+    if bases:
+        world.cluster.move_leader(*place, lost=log.end - world.chance.choice(bases))
+        world.ledger.lost(place, log.end, world.now)
+
+
 async def _move_coordinator(world: World, _fault: Fault) -> None:
     world.cluster.move_coordinator(GROUP)
 
@@ -474,6 +483,7 @@ KINDS: dict[str, Callable[[World, Fault], Awaitable[None]]] = {
     "kill broker": _kill_broker,
     "freeze broker": _freeze_broker,
     "move leader": _move_leader,
+    "lose records": _lose_records,
     "reset broker": _reset_broker,
     "reset member": _reset_member,
     "cut member": _cut_member,
