@@ -2,27 +2,31 @@
 
 tailrace kafka --topic sales-orders:2                      # in one terminal; prints an export command
 python examples/windows_on_spark.py order ann 250          # in another terminal, after that command: place an order
-python examples/windows_on_spark.py /tmp/sums              # handle orders until Ctrl-C
-python examples/windows_on_spark.py /tmp/sums available_now    # handle existing orders, show the sums, and exit
+python examples/windows_on_spark.py /tmp/sums              # sum up orders until Ctrl-C
+python examples/windows_on_spark.py /tmp/sums available_now    # sum up existing orders, show the sums, and exit
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sqlite3
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from tailrace import App, Key
-from tailrace.spark import SparkPipeline, overwritten_folders, spark_session
+from tailrace.spark import results, spark_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-sales = App(group_id="sales", auto_offset_reset="earliest")
+BROKERS = "TAILRACE_BOOTSTRAP_SERVERS"  # an option of the app
+sales = App(group_id="sales")
 
 
 class Order(msgspec.Struct):
@@ -46,37 +50,41 @@ async def to_sale(order: Order, customer: Annotated[str, Key]) -> Sale | None:
     return Sale(customer, order.cents, order.at) if order.cents else None
 
 
-def sum_by_window(rows: DataFrame) -> DataFrame:
-    """Sum up the rows of one micro-batch by window and customer."""
+def sum_by_window(orders: DataFrame) -> DataFrame:
+    """Sum up orders by window and customer. In a stream, Spark keeps the sums of a window until the watermark."""
     from pyspark.sql import functions as sql  # noqa: PLC0415 - `tailrace run` works without Spark
 
-    groups = rows.groupBy(sql.window("at", "5 minutes"), "customer")
-    return groups.agg(sql.sum("cents").alias("cents")).select("window.start", "customer", "cents")
+    rows = orders.select(results(sales, to_sale)).withWatermark("at", "10 minutes")
+    groups = rows.groupBy(sql.window("at", "5 minutes"), "customer").agg(sql.sum("cents").alias("cents"))
+    return groups.selectExpr("string(window.start)", "customer", "cents")
 
 
-def sum_batches(spark: SparkSession, folder: str) -> DataFrame:
-    """Sum up the sums of all batches, because the orders of a window may be in several batches."""
-    parts = spark.read.parquet(f"{folder}/sums")
-    return parts.groupBy("start", "customer").agg({"cents": "sum"}).orderBy("start", "customer")
+def main(folder: str, trigger: str = "") -> None:
+    """Sum up orders in a stream that writes changed sums to a table, and show the table."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    database = sqlite3.connect(f"{folder}/sums.sqlite", check_same_thread=False)
+    database.execute("CREATE TABLE IF NOT EXISTS sums (start, customer, cents, PRIMARY KEY (start, customer))")
 
+    def upsert(sums: DataFrame, _batch_id: int) -> None:
+        """Replace changed sums. A batch that is repeated after a crash writes the same sums again."""
+        with database:
+            database.executemany("REPLACE INTO sums VALUES (?, ?, ?)", sums.collect())
 
-def main(folder: str, trigger: str = "10 seconds") -> None:
-    """Run the handler on Spark, write the sums of each batch as Parquet, and show the sums of all batches."""
-    # The folder of a batch is overwritten as a whole, so a batch that is handled again after a crash counts once.
-    write = overwritten_folders(f"{folder}/sums")
     with spark_session(sales, **{"spark.sql.session.timeZone": "UTC", "spark.sql.shuffle.partitions": 4}) as spark:
-        pipeline = SparkPipeline(sales, spark, checkpoint=f"{folder}/checkpoint")
-        query = pipeline.start(
-            to_sale, trigger=trigger, sink=lambda rows, batch_id: write(sum_by_window(rows), batch_id)
-        )
-        with contextlib.suppress(KeyboardInterrupt):  # The next run handles an interrupted batch again.
-            query.await_termination()
+        source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", os.environ[BROKERS])
+        orders = source.option("subscribe", "sales-orders").option("startingOffsets", "earliest").load()
+        stream = sum_by_window(orders).writeStream.outputMode("update").foreachBatch(upsert)
+        stream = stream.option("checkpointLocation", f"{folder}/checkpoint")
+        query = (stream.trigger(availableNow=True) if trigger == "available_now" else stream).start()
+        with contextlib.suppress(KeyboardInterrupt):
+            query.awaitTermination()
         query.stop()
-        sum_batches(spark, folder).show(truncate=False)
+    for row in database.execute("SELECT * FROM sums ORDER BY start, customer"):
+        print(*row, sep="\t")
 
 
 async def order(customer: str, cents: int) -> None:
-    """Publish an order with an app that has no handlers, so that no member joins the group while Spark runs."""
+    """Place an order."""
     async with App() as orders:
         await orders.publish("sales-orders", Order(cents, datetime.now(UTC)), key=customer)
 
