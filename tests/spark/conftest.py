@@ -49,6 +49,14 @@ def standalone(tmp_path_factory):
         yield cluster
 
 
+@pytest.fixture
+def few_partitions(spark):
+    """Let Spark shuffle to 2 partitions instead of 200, each of which has a task, and state of its own."""
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    yield
+    spark.conf.unset("spark.sql.shuffle.partitions")
+
+
 class Ledger:
     """Folder in which handlers of all processes log their records, one file for each process."""
 

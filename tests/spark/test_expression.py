@@ -7,7 +7,6 @@ import re
 import sys
 import types
 from decimal import Decimal
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 from tailrace import App, ConfigurationError, Record, Retry
 from tailrace.app.failures.dead_letters import read_dead_letter
 from tailrace.spark import results
+from tests.spark.page import run_samples
 
 pytestmark = [
     pytest.mark.xdist_group("spark"),
@@ -242,14 +242,7 @@ def test_handlers_without_columns_are_refused_at_once(spark, app):
 
 def test_the_first_samples_of_the_page_run(spark, monkeypatch, capsys):
     """The samples of the page that need no broker run in order, and show the rows that the page states."""
-    text = (Path(__file__).parents[2] / "docs" / "howto" / "run-on-spark.md").read_text()
-    samples = re.findall(r"^```python\n(.*?)^```", text.partition("## Results as columns")[2], re.DOTALL | re.MULTILINE)
-    # A program or a notebook, from which workers cannot import.
-    module = types.ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", module)
-
-    for sample in samples[:2]:
-        exec(compile(sample, "page", "exec"), vars(module))
+    module = run_samples(monkeypatch, results_as_columns=2)
 
     (row,) = module.fares.collect()
     assert module.fares.columns == ["city", "cents", "at", "note"]

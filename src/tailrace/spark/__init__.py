@@ -10,7 +10,7 @@ from tailrace.spark.expression import results
 from tailrace.spark.group_query import group_source, start_in_group
 from tailrace.spark.pipeline import SparkPipeline
 from tailrace.spark.session import spark_session
-from tailrace.spark.sinks import delta_table, overwritten_folders
+from tailrace.spark.sinks import delta_table, iceberg_table, overwritten_folders
 from tailrace.spark.streaming import SparkQuery
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "SparkQuery",
     "delta_table",
     "group_source",
+    "iceberg_table",
     "overwritten_folders",
     "results",
     "spark_session",

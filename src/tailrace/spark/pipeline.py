@@ -38,15 +38,8 @@ from tailrace.spark.offsets.start_offsets import (
 )
 from tailrace.spark.offsets.store import ClusterState, SparkOffsetStore
 from tailrace.spark.session import check_source, check_source_options, source_options
-from tailrace.spark.streaming import (
-    SparkQuery,
-    Stage,
-    Trigger,
-    claim,
-    finish_ended_queries,
-    release,
-    start_stream,
-)
+from tailrace.spark.sinks import check_sink
+from tailrace.spark.streaming import SparkQuery, Stage, Trigger, claim, finish_ended_queries, release, start_stream
 from tailrace.spark.worker.rows import RESERVED, result_type
 from tailrace.spark.worker.shipment import Shipment, import_path_of, pack
 
@@ -313,6 +306,8 @@ class SparkPipeline:
                 ' - set spark.speculation=false or order_by="none"'
             )
         check_source(self._spark, source)
+        if sink is not None:
+            check_sink(sink, self._spark)
         row_type = None if sink is None else result_type(selected.handlers, RESERVED)
         return selected, BatchRunner(selected, shipment, row_type, sink, parallelism), source
 
