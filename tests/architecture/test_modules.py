@@ -26,7 +26,6 @@ FEW_LINES = 80
 SMALL = {
     "tailrace/integrations/endpoints.py": "needs an optional package, which only --http-port imports",
     "tailrace/integrations/messaging_conventions.py": "names that the public module beside it must not export",
-    "tailrace/spark/sinks.py": "public module",
     "tailrace/testing/cluster.py": "public module",
 }
 

@@ -81,10 +81,7 @@ def stream_results(spark: SparkSession) -> dict[str, object]:
     found: dict[str, object] = {}
     with pytest.MonkeyPatch.context() as patch:
         page = run_samples(patch, results_as_columns=2, write_rows=1)
-        for source, namespace in {
-            "delta": "spark_catalog.default",
-            **({"iceberg": "lake.db"} if ICEBERG else {}),
-        }.items():
+        for source, namespace in NAMESPACES.items():
             spark.sql(f"USE {namespace}")
             spark.sql(f"CREATE TABLE newest_fares (city STRING, cents BIGINT, at TIMESTAMP) USING {source}")
 
@@ -93,11 +90,11 @@ def stream_results(spark: SparkSession) -> dict[str, object]:
                 writer = records.select(page.results(page.shop, page.price)).writeStream.trigger(availableNow=True)
                 return writer.option("checkpointLocation", f"{checkpoint}-{name}")
 
-            stream("rows").format(source).toTable("all_fares").awaitTermination()
             for _ in range(2):
+                stream("all").format(source).toTable("all_fares").awaitTermination()
                 stream("newest").foreachBatch(page.merge).start().awaitTermination()
                 # A crash before Spark has written the batch to its commit log.
-                for file in Path(f"{FOLDER}/{source}-newest", "commits").glob("*0*"):
+                for file in Path(FOLDER).glob(f"{source}-*/commits/*0*"):
                     file.unlink()
             tables = [spark.table(one).selectExpr("city", "unix_seconds(at)", "cents") for one in TABLES]
             found[source] = [sorted(map(list, one.collect())) for one in tables]

@@ -11,6 +11,7 @@ from decimal import Decimal
 import msgspec
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 
 from tailrace import App, ConfigurationError, Record, Retry
@@ -150,6 +151,43 @@ def test_records_of_kafka_give_results_and_dead_letters(world):
     assert world.committed == {}
 
 
+def test_the_status_of_each_record_is_counted(world):
+    """Records have a status and a list of results, and Spark's observed metrics are the counts by status."""
+    world.make_topic(name=f"{world.group}.dead")
+    topic = world.make_topic()
+    later_topic = f"{world.group}-later"
+    world.make_topic(name=f"{later_topic}.{world.group}.retry.1h")
+    app = world.app(dead_letter=f"{world.group}.dead", retry=Retry(attempts=1))
+
+    @app.handler(topic, when=lambda record: record.value != b"3", unmatched="skip")
+    async def divide(number: int) -> list[int]:
+        return [6 // number] * number
+
+    @app.handler(later_topic, retry=Retry(attempts=1, topic_delays_ms=[3_600_000]))
+    async def later(number: int) -> int:
+        return 6 // number
+
+    def counts(handler, topic: str, *values: str) -> tuple[list[tuple[str, int]], dict[str, int]]:
+        records = world.spark.createDataFrame([(one, topic) for one in values], "value string, topic string")
+        observation = Observation()
+        handled = records.coalesce(1).select(results(app, handler, with_status=True))
+        counted = handled.observe(
+            observation,
+            F.count(F.lit(1)).alias("records"),
+            F.sum(F.size("results")).alias("rows"),
+            *(F.count_if(F.col("status") == one).alias(one) for one in ("skipped", "dead_lettered", "delayed")),
+        )
+        numbers = [row.value for row in counted.select(F.inline("results")).collect()]
+        rows = handled.collect()
+        assert numbers == [one.value for row in rows for one in row.results]
+        return [(row.status, len(row.results)) for row in rows], observation.get
+
+    found = [("handled", 2), ("dead_lettered", 0), ("skipped", 0), ("handled", 1)]
+    metrics = {"records": 4, "rows": 3, "skipped": 1, "dead_lettered": 1, "delayed": 0}
+    assert counts(divide, topic, "2", "0", "3", "1") == (found, metrics)
+    assert counts(later, later_topic, "0", "1")[0] == [("delayed", 0), ("handled", 1)]
+
+
 def failure(frame) -> str:
     """Return the message of the error with which Spark ends."""
     with pytest.raises(PySparkException) as caught:
@@ -242,9 +280,10 @@ def test_handlers_without_columns_are_refused_at_once(spark, app):
 
 def test_the_first_samples_of_the_page_run(spark, monkeypatch, capsys):
     """The samples of the page that need no broker run in order, and show the rows that the page states."""
-    module = run_samples(monkeypatch, results_as_columns=2)
+    module = run_samples(monkeypatch, results_as_columns=2, count_records=1)
 
     (row,) = module.fares.collect()
     assert module.fares.columns == ["city", "cents", "at", "note"]
     assert (row.city, row.cents, row.note) == ("Oslo", 360, None)
     assert "|cents|" in capsys.readouterr().out
+    assert [(one.status, one.results[0].cents) for one in module.handled.collect()] == [("handled", 360)]

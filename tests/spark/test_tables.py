@@ -16,7 +16,7 @@ from tests.support.commands import environment
 pytestmark = [
     pytest.mark.xdist_group("spark"),
     pytest.mark.slow,
-    pytest.mark.timeout(280),
+    pytest.mark.timeout(560),
     pytest.mark.skipif(
         not pyspark.__version__.startswith(("4.1.", "4.2.")),
         reason="Spark 4.0 has no Arrow UDFs, and Delta has no release for Spark 4.3",
@@ -35,7 +35,7 @@ def test_tables_have_each_batch_once(world):
         env=environment(PYTHONPATH=str(Path(__file__).parents[2])),
         capture_output=True,
         text=True,
-        timeout=270,
+        timeout=540,
         check=False,
     )
 

@@ -63,7 +63,7 @@ def pack_handler(app: App | str, handler: HandlerOrName) -> PackedHandler:
     return PackedHandler(config, selected, shipment, row_type)
 
 
-def results(app: App | str, handler: HandlerOrName) -> Column:
+def results(app: App | str, handler: HandlerOrName, *, with_status: bool = False) -> Column:
     """Return an expression with the results of a handler for the records of a DataFrame, for ``select``.
 
     A record gives a row for each result, with a column for each field of the handler's return type; a result without
@@ -79,6 +79,9 @@ def results(app: App | str, handler: HandlerOrName) -> Column:
         app: app, or its import path, such as ``"shop:billing"``.
         handler: decorated function of the handler, or its name. If other handlers of its group read the same topic,
             the handler receives only the records that their ``when`` leave to it, and the others are not called.
+        with_status: return one row for each record, with the columns ``status`` and ``results``, a list of the rows
+            described above. The status is ``skipped``, ``dead_lettered``, ``delayed`` if the record was sent to a retry
+            topic, and otherwise ``handled``.
 
     Raises:
         ConfigurationError: the handler is unknown, handles batches, or has no return annotation with a type that Spark
@@ -91,8 +94,8 @@ def results(app: App | str, handler: HandlerOrName) -> Column:
         )
     packed = pack_handler(app, handler)
     row_type = packed.row_type
-    function = expression_function(packed.shipment, row_type, packed.topic)
-    udf = sql.arrow_udf(function, expression_type(row_type)).asNondeterministic()
+    function = expression_function(packed.shipment, row_type, packed.topic, has_status=with_status)
+    udf = sql.arrow_udf(function, expression_type(row_type, has_status=with_status)).asNondeterministic()
     # The first argument makes Spark's analysis fail without a column "value".
     array = udf(sql.col("value").isNull(), sql.struct("*"))
     # nullif() has no effect on the value, but makes Spark evaluate the UDF in a projection of its own, below the

@@ -51,7 +51,7 @@ def rows(process, app, monkeypatch) -> Rows:
     def run(handler: Callable[..., Any], *batches: pa.StructArray) -> list[Any]:
         packed: list[Any] = []
 
-        def expression_function(*arguments: Any) -> Callable[..., Any]:
+        def expression_function(*arguments: Any, **_options: bool) -> Callable[..., Any]:
             packed.extend(arguments)
             raise InterruptedError
 

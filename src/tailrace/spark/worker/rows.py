@@ -46,6 +46,7 @@ __all__ = [
     "result_type",
     "rows_of",
     "slices_of",
+    "with_status",
 ]
 
 # ---- records ---------------------------------------------------------------------------------------------------------
@@ -358,11 +359,23 @@ def arrays_of(records: Sequence[Record], results: Sequence[object], row_type: Da
     return pa.ListArray.from_arrays(pa.array([0, *accumulate(counts)], pa.int32()), structs, type=kind)
 
 
-def expression_type(row_type: DataType) -> ArrayType:
-    """Return the Spark type of the array of a record's results."""
-    from pyspark.sql.types import ArrayType, StructType  # noqa: PLC0415 - an extra
+def with_status(results: Any, status: Sequence[str], row_type: DataType) -> Any:  # noqa: ANN401 - pyarrow is untyped
+    """Return an Arrow array that contains, for each record, a list of one struct with its status and its results."""
+    pa: Any = import_module("pyarrow")  # an extra
+    kind = arrow_type_of(expression_type(row_type, has_status=True))
+    structs = pa.StructArray.from_arrays([pa.array(status, pa.string()), results], fields=list(kind.value_type))
+    return pa.ListArray.from_arrays(pa.array(range(len(status) + 1), pa.int32()), structs, type=kind)
 
-    return ArrayType(StructType(_fields_of(row_type)), containsNull=False)
+
+def expression_type(row_type: DataType, *, has_status: bool = False) -> ArrayType:
+    """Return the Spark type of the array of a record's results, or of the array from ``with_status``."""
+    from pyspark.sql.types import ArrayType, StringType, StructField, StructType  # noqa: PLC0415 - an extra
+
+    results = ArrayType(StructType(_fields_of(row_type)), containsNull=False)
+    if not has_status:
+        return results
+    fields = [StructField("status", StringType(), nullable=False), StructField("results", results, nullable=False)]
+    return ArrayType(StructType(fields), containsNull=False)
 
 
 @lru_cache(8)

@@ -90,17 +90,18 @@ class TaskMetrics:
 
 
 class FailureCounter:
-    """Hook that counts failed and skipped records, and stores the positions of failed records.
+    """Hook that counts failed and skipped records, and stores their positions.
 
     Attributes:
         metrics: metrics of the current task.
-        failed_positions: topic, partition and offset of each failed record, whose results are dropped.
+        failed_positions: status by topic, partition and offset of each failed or skipped record, whose results are
+            dropped.
         has_failed_attempts: True if an attempt to handle a record has failed.
     """
 
     def __init__(self) -> None:
         self.metrics = TaskMetrics()
-        self.failed_positions: set[tuple[str, int, int]] = set()
+        self.failed_positions: dict[tuple[str, int, int], str] = {}
         self.has_failed_attempts = False
 
     def on_event(self, event: Event) -> None:
@@ -108,19 +109,19 @@ class FailureCounter:
         match event:
             case RecordDeadLettered():
                 self.metrics.dead_letters += 1
-            case RecordSkipped():
+                status = "dead_lettered"
+            case RecordSkipped() | RecordUnmatched():
                 self.metrics.skipped += 1
+                status = "skipped"
             case RecordDelayed():
                 self.metrics.delayed += 1
+                status = "delayed"
             case HandlerFailed():
                 self.has_failed_attempts = True
                 return
-            case RecordUnmatched():
-                self.metrics.skipped += 1
-                return
             case _:
                 return
-        self.failed_positions.add((*event.partition, event.offset))
+        self.failed_positions[*event.partition, event.offset] = status
 
 
 def is_permanent(error: BaseException) -> bool:

@@ -54,7 +54,7 @@ from tailrace.producer.record_producer import RecordProducer
 from tailrace.records import Record, TopicPartition
 from tailrace.spark.loop_thread import LoopThread
 from tailrace.spark.worker.entry import portable
-from tailrace.spark.worker.rows import arrays_of, metrics_row, records_of, rows_of, slices_of
+from tailrace.spark.worker.rows import arrays_of, metrics_row, records_of, rows_of, slices_of, with_status
 from tailrace.spark.worker.shipment import Shipment, ShippedMaps, unpack
 from tailrace.spark.worker.task_metrics import FailureCounter, TaskMetrics, error_of, is_permanent
 from tailrace.spark.worker.thread_runs import ThreadRuns, can_have_runs
@@ -219,6 +219,8 @@ class AppRunner:
         """Runs of the handler if it is a plain function, and the only one that is called."""
         self._collected: list[Any] = []
         """Records and results since the last call: ``ResolvedHandler.collected`` of the handlers."""
+        self._status: dict[tuple[str, int, int], str] = {}
+        """Status of failed and skipped records by topic, partition and offset, for ``pop_status``."""
 
     async def start(self) -> None:
         """Start the app with the Arrow source: open its dependencies and producer.
@@ -313,8 +315,15 @@ class AppRunner:
         if self._thread_runs is not None:
             self._thread_runs.clear()
         self._counter.metrics = TaskMetrics()
+        if self._shipment.is_expression:
+            self._status |= self._counter.failed_positions
         self._counter.failed_positions.clear()
         return results, metrics
+
+    def pop_status(self) -> dict[tuple[str, int, int], str]:
+        """Return the status of the failed and skipped records since the last call by topic, partition and offset."""
+        status, self._status = self._status, {}
+        return status
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -562,7 +571,7 @@ def run_task(
 
 
 def expression_function(
-    shipment: Shipment, row_type: DataType, topic: str | None
+    shipment: Shipment, row_type: DataType, topic: str | None, *, has_status: bool = False
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return the function for an iterator Arrow UDF, whose last argument is a struct of all columns.
 
@@ -570,11 +579,12 @@ def expression_function(
         shipment: serialized app.
         row_type: Spark type of the handler's results.
         topic: topic of the records if there is no column ``topic``; None to require the column.
+        has_status: True to return the status of each record with its results.
     """
     pa: Any = import_module("pyarrow")  # an extra
 
     def handle(batches: Any) -> Any:  # noqa: ANN401 - Arrow
-        yield from run_expression(shipment, row_type, topic, (rows for *_, rows in batches))
+        yield from run_expression(shipment, row_type, topic, (rows for *_, rows in batches), has_status=has_status)
 
     sent: Any = portable(handle, shipment.handler_names[0])
     # Spark selects the kind of UDF by the annotations.
@@ -582,7 +592,9 @@ def expression_function(
     return cast("Callable[[Iterator[Any]], Iterator[Any]]", sent)
 
 
-def run_expression(shipment: Shipment, row_type: DataType, topic: str | None, batches: Iterable[Any]) -> Iterator[Any]:
+def run_expression(
+    shipment: Shipment, row_type: DataType, topic: str | None, batches: Iterable[Any], *, has_status: bool = False
+) -> Iterator[Any]:
     """Handle the records of the rows of one task; yield an Arrow array with a list of results for each row.
 
     All records of a batch are finished before its results are yielded.
@@ -601,7 +613,10 @@ def run_expression(shipment: Shipment, row_type: DataType, topic: str | None, ba
                 first_offset += len(records)
                 runner = _PROCESS.runner_for(shipment)
                 values = _PROCESS.call(runner.handle_rows(records, are_in_order=are_in_order))
-                yield arrays_of(records, values, row_type)
+                lists, status = arrays_of(records, values, row_type), runner.pop_status()
+                if has_status:
+                    lists = with_status(lists, [status.get(_position(one), "handled") for one in records], row_type)
+                yield lists
             _PROCESS.stop_app_with_user_code()
         except BaseException as error:
             # In case of GeneratorExit, Spark needs no more rows; the records in flight are dropped.
