@@ -14,7 +14,7 @@ import pytest
 
 from tailrace import App, ConfigurationError, HandlerFailedError, Record
 from tailrace.app.handlers import Handler
-from tailrace.spark.worker.rows import RESERVED, columns_of, expression_type, result_type, rows_of
+from tailrace.spark.worker.rows import RESERVED, arrays_of, columns_of, expression_type, result_type, rows_of
 
 if TYPE_CHECKING:
     from decimal import Decimal as Money
@@ -53,6 +53,17 @@ def test_columns_follow_the_annotation():
     )
     place = {"topic": "t", "partition": 1, "offset": 7, "_tailrace": None}
     assert rows.to_pylist() == [{"number": "UA1", "legs": [{"miles": 2.5}], "gate": None, **place}]
+
+
+def test_no_result_gives_an_empty_list():
+    """Records without a result have an empty list, the first one and all of them, too."""
+
+    async def double(value: bytes) -> int | None: ...
+
+    kind, records = result_type(handlers_of(double)), [Record("t", 1, offset, None, b"", 0) for offset in range(3)]
+    for results in ([None, 2, None], [2, None, 4], [None, None, None], [1, 2, 3]):
+        lists = arrays_of(records, results, kind)
+        assert lists.to_pylist() == [[] if one is None else [{"value": one}] for one in results]
 
 
 def test_a_handler_without_return_annotation_is_refused():

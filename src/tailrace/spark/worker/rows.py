@@ -356,7 +356,7 @@ def arrays_of(records: Sequence[Record], results: Sequence[object], row_type: Da
     columns, counts = _result_columns(records, results, row_type)
     kind = arrow_type_of(expression_type(row_type))
     structs = pa.StructArray.from_arrays(columns, fields=list(kind.value_type))
-    return pa.ListArray.from_arrays(pa.array([0, *accumulate(counts)], pa.int32()), structs, type=kind)
+    return pa.ListArray.from_arrays(pa.array(list(accumulate(counts, initial=0)), pa.int32()), structs, type=kind)
 
 
 def with_status(results: Any, status: Sequence[str], row_type: DataType) -> Any:  # noqa: ANN401 - pyarrow is untyped
