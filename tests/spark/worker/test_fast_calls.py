@@ -202,6 +202,8 @@ def test_runs_of_records_share_a_hop(rows, app, monkeypatch):
         return await call(self, function)
 
     monkeypatch.setattr(Threads, "call", counted)
+    # Another test of this process may have imported OpenTelemetry, with which each record has a hop of its own.
+    monkeypatch.setattr("tailrace.spark.worker.thread_runs.is_opentelemetry_imported", lambda: False)
 
     @app.handler("t")
     def handle(number: int) -> int:
