@@ -203,7 +203,7 @@ def test_an_idle_stream_retries_a_failed_commit(world, monkeypatch):
 
 
 def test_batch_numbers_are_unique(world):
-    """The number of a committed or abandoned batch is not used again, since sinks skip known numbers."""
+    """Only an interrupted batch is repeated with its number, since sinks skip known numbers."""
     world.make_topic()
     world.produce([b"%d" % n for n in range(4)])
     app, written = world.app(), []
@@ -214,7 +214,7 @@ def test_batch_numbers_are_unique(world):
 
     def sink(rows, batch_id: int) -> None:
         written.append((batch_id, sorted(row.value for row in rows.collect())))
-        if batch_id == 1:
+        if len(written) == 2:
             raise OSError("written, but not committed")
 
     pipeline = world.pipeline(app)
@@ -225,7 +225,7 @@ def test_batch_numbers_are_unique(world):
     world.produce([b"4"])
     assert pipeline.start(number, sink=sink, trigger="available_now").await_termination(120)
 
-    assert written == [(0, [0, 1, 2, 3]), (1, [0, 1, 2, 3]), (2, [0, 1, 2, 3, 4])]
+    assert written == [(0, [0, 1, 2, 3]), (1, [0, 1, 2, 3]), (1, [0, 1, 2, 3]), (2, [4])]
     assert world.committed == {0: 5}
 
 
