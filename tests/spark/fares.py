@@ -46,6 +46,16 @@ async def silent(trip: Trip):
     """Handle a trip without a return annotation, from which no columns can be derived."""
 
 
+shared = App(bootstrap_servers="localhost:1", group_id="shared")
+shared.handler(SOURCED_TOPIC, when=lambda record: record.offset % 2 == 0)(price)
+
+
+@shared.handler(SOURCED_TOPIC, when=lambda record: record.offset % 2 == 1)
+async def other(trip: Trip) -> Fare:
+    """Handle the records of the topic that ``price`` does not."""
+    return Fare(trip.city, trip.at, 0)
+
+
 def revenue(records: DataFrame) -> DataFrame:
     """Return the revenue of each city in windows of five minutes."""
     return (

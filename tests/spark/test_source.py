@@ -21,7 +21,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 
-from tailrace import BrokerConnectionError, OffsetOutOfRangeError, TailraceError
+from tailrace import BrokerConnectionError, ConfigurationError, OffsetOutOfRangeError, TailraceError
 from tailrace.errors import CorruptCheckpointError
 from tailrace.spark.session import java_home
 from tailrace.spark.source import LIMITS_BATCHES, OffsetRange, RangeReader, SparkSource, StreamReader, offsets_of_json
@@ -274,6 +274,16 @@ def test_the_samples_of_the_page_run(world, tmp_path, monkeypatch):
         exec(compile(sample, "page", "exec"), vars(module))
 
     assert module.fares.columns == ["city", "at", "cents", "note"]
+
+
+def test_a_stream_that_commits_has_the_only_handler_of_its_topic():
+    """A stream would commit the records of another handler of the group; without commits, it is allowed."""
+    options = {"app": f"{fares.__name__}:shared", "handler": "price"}
+
+    with pytest.raises(ConfigurationError, match=r"handler '.*other' of group 'shared' reads the same topics"):
+        StreamReader(SparkSource.of_options(options))
+
+    StreamReader(SparkSource.of_options({**options, "enable_auto_commit": "false"}))
 
 
 # ---- ranges ----------------------------------------------------------------------------------------------------------

@@ -103,7 +103,8 @@ def start_in_group(
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(SparkOffsetStore(config, selected.group_id, observer))
         cluster_state = _group_state(app, selected, store)
-        _check_other_handlers(app, handler, cluster_state)
+        # Only the topics that exist show which handlers with patterns share a topic.
+        select_handlers(app, handler, resolve(app.options).group_id, cluster_state.topic_ids).check_alone()
         run = claim(f"a query of {selected.name} for group {selected.group_id!r}", selected.group_id, cluster_state)
         stack.callback(release, run)
         log = QueryLog(folder_of(rows.sparkSession, checkpoint), _ADVICE, cluster_state.topic_ids.keys())
@@ -128,16 +129,6 @@ def start_in_group(
         query.launch(lambda: _started(write, rows.writeStream.option("checkpointLocation", log.folder.location)))
         stack.pop_all()
         return query
-
-
-def _check_other_handlers(app: App, handler: HandlerOrName, cluster_state: ClusterState) -> None:
-    # Only the topics that exist show which handlers with patterns share a topic.
-    selected = select_handlers(app, handler, resolve(app.options).group_id, cluster_state.topic_ids)
-    if others := sorted({one.name for one in selected.handlers} - {selected.name}):
-        raise ConfigurationError(
-            f"handler {others[0]!r} of group {selected.group_id!r} reads the same topics, and would never receive the"
-            " records that the query commits - give one of the handlers another group, or use SparkPipeline"
-        )
 
 
 def _config_of(app: App, selected: SelectedHandlers) -> tuple[ConsumerConfig, Observer]:

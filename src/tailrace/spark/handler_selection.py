@@ -46,6 +46,18 @@ class SelectedHandlers:
         """True if any of the handlers needs records in order."""
         return any(one.order_by != "none" for one in self.handlers)
 
+    def check_alone(self) -> None:
+        """Check that no other handler of the group would miss the records that a query of the handler commits.
+
+        Raises:
+            ConfigurationError: another handler of the group reads the same topics.
+        """
+        if others := sorted({one.name for one in self.handlers} - {self.name}):
+            raise ConfigurationError(
+                f"handler {others[0]!r} of group {self.group_id!r} reads the same topics, and would never receive the"
+                " records that the query commits - give one of the handlers another group, or use SparkPipeline"
+            )
+
 
 def select_handlers(
     app: App, wanted: Callable[..., object] | str, group_id: str | None, matched_topics: Iterable[str] = ()

@@ -436,6 +436,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Planner of a stream's batches on the driver, and reader of their ranges in tasks."""
 
     def __init__(self, source: SparkSource) -> None:
+        if source.packed is not None and source.commits:
+            source.packed.selected.check_alone()
         self._source: SparkSource | None = source
         self._range_reader = source.range_reader()
         self._store: SparkOffsetStore | None = None

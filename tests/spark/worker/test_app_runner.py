@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tailrace import App, Depends, Record, Retry, TailraceError, TopicPartition
+from tailrace import App, Depends, Message, Record, Retry, TailraceError, TopicPartition
 from tailrace.config import resolve
 from tailrace.core.offset_map import OffsetMap
 from tailrace.integrations.opentelemetry import OpenTelemetry
@@ -38,6 +38,16 @@ async def opened() -> int:
     """Provide the number of times that this dependency was opened."""
     OPENED.append(object())
     return len(OPENED)
+
+
+FORWARDED: list[int] = []
+"""Values that ``forward`` has handled."""
+
+
+def forward(number: int) -> Message | None:
+    """Return a message that cannot be published for the value 90."""
+    FORWARDED.append(number)
+    return Message(b"without a topic") if number == 90 else None
 
 
 async def breaking() -> AsyncIterator[str]:
@@ -104,6 +114,19 @@ async def task(app: App, name: str, *values: bytes) -> tuple[list[int], dict[str
         )
     rows = [row for part in parts for row in part.to_pylist()]
     return [row["value"] for row in rows[:-1]], json.loads(rows[-1]["_tailrace"])
+
+
+async def test_no_record_is_handled_after_a_message_that_cannot_be_published(app, bench, monkeypatch):
+    """A plain handler's message that cannot be published stops the task before the next record is handled."""
+    # With OpenTelemetry, each record has a thread of its own.
+    monkeypatch.setattr("tailrace.spark.worker.thread_runs.is_opentelemetry_imported", lambda: False)
+    app.handler(TOPIC, on_failure="stop")(forward)
+    shipment = shipment_of(app, "forward", has_sink=False)
+    records = [slices_of(batch(b"%d" % number for number in range(100)), TOPIC, has_one_partition=True)]
+    rows = await asyncio.to_thread(lambda: list(worker.run_task(shipment, ShippedMaps({}), None, records)))
+
+    assert "offset 90" in str(rows[-1].to_pylist())
+    assert list(range(91)) == FORWARDED
 
 
 async def test_a_task_without_require_broker_waits_for_its_records(app, bench):

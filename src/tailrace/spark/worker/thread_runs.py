@@ -7,7 +7,8 @@ calls the handler for each of these, and gets the outcome that is there already.
 This changes neither the order nor the number of calls: with ``order_by="partition"``, no other record of the partition
 may run before the executor calls the handler for the next one, and a run ends with a record that fails, which the
 executor then retries. Since the records after it depend on its outcome, nothing that may fail follows the call:
-handlers with middleware, ``publish=``, ``when=``, ``timeout_ms`` or dependencies of a record have no runs.
+handlers with middleware, ``publish=``, ``when=``, ``timeout_ms`` or dependencies of a record have no runs, and a run
+ends with a record for which the handler returns a ``Message``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 from tailrace.app.declare.arguments import NOTHING_OPENED, Opened
 from tailrace.app.dispatch.threads import Threads, outcome_of
 from tailrace.app.handlers import ResolvedHandler
+from tailrace.app.publish.encoding import messages_in
 from tailrace.awaitables import must_resolve, resolve_call
 from tailrace.producer.traces import is_opentelemetry_imported
 from tailrace.records import Record, TopicPartition
@@ -132,7 +134,8 @@ class ThreadRuns:
                 outcomes[id(record)] = _Unresolved(result, is_error=False)
                 break
             outcomes[id(record)], kind = result, type(result)
-            if clock() > ends_at:
+            # A returned message is published after the call, which may fail.
+            if clock() > ends_at or messages_in(result, publish_values=False):
                 break
         self._most = _GROWTH * count
 
