@@ -19,7 +19,7 @@ from libc.string cimport memcpy, memset
 
 from time import time
 
-from tailrace.awaitables import must_resolve
+cdef object must_resolve = None  # imported on first use, because it imports asyncio
 
 cdef extern from "Python.h":
     ctypedef enum PySendResult:
@@ -770,8 +770,13 @@ cdef class HandlerRun:
 
     cdef bint collect(self, record, result) except -1:
         """Append a result to ``collected``; return False if that is not possible."""
+        global must_resolve
         if self._collected is None:
             return False
+        if must_resolve is None:
+            from tailrace import awaitables
+
+            must_resolve = awaitables.must_resolve
         kind = type(result)
         if kind is not self._resolved:
             if must_resolve(result):
