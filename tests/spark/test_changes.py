@@ -97,7 +97,7 @@ def test_deleted_offsets_end_a_stream_and_are_counted_by_the_next(world):
 
 def test_an_idle_stream_renews_commits_and_expired_ones_are_restored(world, monkeypatch):
     """An idle stream renews its commits, and committed offsets that have expired are restored from the checkpoint."""
-    monkeypatch.setattr(streaming, "_RECOMMIT_S", 0.0)
+    monkeypatch.setattr(streaming, "RECOMMIT_S", 0.0)
     world.make_topic()
     world.produce([b"a"] * 10)
     query = world.pipeline(world.app_with_ledger()).start("enter")

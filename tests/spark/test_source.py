@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -10,7 +13,7 @@ import subprocess
 import sys
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,13 +24,26 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 
-from tailrace import BrokerConnectionError, ConfigurationError, OffsetOutOfRangeError, TailraceError
+from tailrace import BrokerConnectionError, ConfigurationError, OffsetOutOfRangeError, TailraceError, TopicPartition
 from tailrace.errors import CorruptCheckpointError
+from tailrace.observe.events import CommitFailed, OffsetsCommitted
+from tailrace.protocol.groups import OffsetCommitRequest
+from tailrace.spark import source
 from tailrace.spark.session import java_home
-from tailrace.spark.source import LIMITS_BATCHES, OffsetRange, RangeReader, SparkSource, StreamReader, offsets_of_json
+from tailrace.spark.source import (
+    LIMITS_BATCHES,
+    OffsetRange,
+    RangeReader,
+    SparkSource,
+    StreamReader,
+    offsets_json,
+    offsets_of_json,
+)
 from tailrace.testing import KafkaServer
 from tests.spark import fares
 from tests.support.commands import environment
+from tests.support.event_recorder import EventRecorder
+from tests.support.witness import Witness
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(540)]
 
@@ -229,6 +245,113 @@ def test_a_stream_ends_if_its_topic_was_recreated(world, tmp_path):
     assert len(offsets_in(world.spark, tmp_path)) == 2
 
 
+@pytest.mark.skipif(not LIMITS_BATCHES, reason="Spark runs availableNow as one batch before pyspark 4.2")
+def test_a_partition_added_between_two_runs_is_read(world, tmp_path):
+    """A partition that was added after a run with availableNow is read by the next run, from its beginning."""
+    world.make_topic(1)
+    world.produce([b"1", b"2"])
+    table = own(world.spark.readStream, world, group_id=world.group)
+    run_to_the_end(table, tmp_path)
+    world.server.add_partitions(world.topic, 2)
+    world.partitions = 2
+    world.produce([b"3", b"4", b"5"], partition=1)
+    run_to_the_end(table, tmp_path)
+
+    assert offsets_in(world.spark, tmp_path) == every_offset({0: 2, 1: 3})
+    assert world.committed == {0: 2, 1: 3}
+
+
+@pytest.mark.parametrize("trigger", ["availableNow", "once"])
+def test_the_first_batch_is_repeated_from_its_start(world, tmp_path, trigger):
+    """If the first batch fails, the next run repeats it from the same start, although the group has moved on."""
+    world.make_topic(1)
+    world.produce([b"%d" % n for n in range(10)])
+    world.commit(2)
+    table = own(world.spark.readStream, world, group_id=world.group, enable_auto_commit="false")
+    rows: list[int] = []
+
+    def run(handle) -> None:
+        writer = table.writeStream.foreachBatch(handle).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        assert writer.trigger(**{trigger: True}).start().awaitTermination(120)
+
+    def fail(_batch, _number) -> None:
+        raise RuntimeError("the sink is full")
+
+    with pytest.raises(PySparkException, match="the sink is full"):
+        run(fail)
+    world.commit(7)
+    run(lambda batch, _: rows.extend(row.offset for row in batch.select("offset").collect()))
+
+    assert sorted(rows) == list(range(2, 10))
+
+
+def offsets_at(world, offset: int) -> dict:
+    """Return offsets of a checkpoint for the first partition of the world's topic."""
+    return offsets_json({TopicPartition(world.topic, 0): offset}, {world.topic: id_of(world)})
+
+
+def test_a_stream_ends_if_its_log_was_truncated(world):
+    """A query whose next offset is after the end of the log ends with OffsetOutOfRangeError, and skips nothing.
+
+    So it is after the election of a leader that does not have the last records.
+    """
+    world.make_topic(1)
+    world.produce([b"1", b"2"])
+
+    with stream_reader(world) as reader, pytest.raises(OffsetOutOfRangeError, match="offset 5 is outside") as raised:
+        reader.latestOffset(offsets_at(world, 5))
+    assert "start the query with a new checkpoint" in "".join(raised.value.__notes__)
+
+
+def test_a_stream_waits_for_a_transaction_beyond_which_it_has_read(world):
+    """With read_committed, a query whose next offset is after the last stable offset waits, and is no error."""
+    world.make_topic(1)
+    producer = Producer({"bootstrap.servers": world.server.bootstrap_servers, "transactional.id": world.topic})
+    producer.init_transactions()
+    producer.begin_transaction()
+    for _ in range(3):
+        producer.produce(world.topic, b"open", partition=0)
+    producer.flush()
+    start = offsets_at(world, 3)
+
+    with stream_reader(world, isolation_level="read_committed") as reader:
+        assert reader.latestOffset(start) == start
+    producer.abort_transaction()
+
+
+def test_an_idle_stream_renews_its_commits(world, monkeypatch):
+    """A stream commits offsets that do not change again, before the broker expires them."""
+    monkeypatch.setattr(source, "RECOMMIT_S", 0.0)
+    world.make_topic(2)
+    world.produce([b"1"], partition=0)
+    with stream_reader(world, group_id=world.group, auto_offset_reset="earliest") as reader:
+        end = reader.latestOffset(reader.latestOffset())
+        assert world.committed == {0: 1, 1: 0}
+        world.admin.delete_consumer_groups([world.group])[world.group].result(20)
+        assert reader.latestOffset(end) == end
+    assert world.committed == {0: 1, 1: 0}
+
+
+def test_a_stream_goes_on_if_a_commit_has_no_answer(world):
+    """A commit without an answer is an event and ends no stream, and the next commit includes its offsets."""
+    with KafkaServer(proxied=True) as server:
+        world.server, recorder = server, EventRecorder()
+        world.topic = "t"
+        server.create_topic("t", 1)
+        witness = Witness(server.bootstrap_servers)
+        asyncio.run(witness.commit("other", "t", 0, ""))  # From here on, the broker has a coordinator.
+        options = {"group_id": "g", "auto_offset_reset": "earliest", "default_api_timeout_ms": "5000"}
+        with stream_reader(world, recorder, **options) as reader:
+            first = reader.latestOffset()
+            witness.produce("t", [b"1", b"2"])
+            end = reader.latestOffset(first)
+            with server.proxy.drop_request(OffsetCommitRequest, times=None):
+                assert reader.latestOffset(end) == end
+            assert [one.will_retry for one in recorder.of(CommitFailed)] == [True]
+            assert reader.latestOffset(end) == end
+            assert [one.offsets for one in recorder.of(OffsetsCommitted)][-1] == {TopicPartition("t", 0): 2}
+
+
 # ---- handlers --------------------------------------------------------------------------------------------------------
 
 
@@ -294,14 +417,21 @@ def reader_of(world, **options) -> RangeReader:
     return SparkSource.of_options(settings).range_reader()
 
 
-def id_of(world) -> str:
-    reader = StreamReader(
-        SparkSource.of_options({"bootstrap_servers": world.server.bootstrap_servers, "subscribe": world.topic})
-    )
+@contextlib.contextmanager
+def stream_reader(world, *hooks, **options) -> Iterator[StreamReader]:
+    """Yield the planner of a stream, without Spark."""
+    settings = {"bootstrap_servers": world.server.bootstrap_servers, "subscribe": world.topic, **options}
+    described = SparkSource.of_options(settings)
+    reader = StreamReader(dataclasses.replace(described, config=dataclasses.replace(described.config, hooks=hooks)))
     try:
-        return offsets_of_json(reader.initialOffset())[1][world.topic]
+        yield reader
     finally:
         reader.stop()
+
+
+def id_of(world) -> str:
+    with stream_reader(world) as reader:
+        return offsets_of_json(reader.latestOffset())[1][world.topic]
 
 
 def test_a_task_fails_if_records_of_its_range_were_removed(world):

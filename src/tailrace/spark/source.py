@@ -52,13 +52,20 @@ from tailrace.errors import (
     UnknownTopicError,
 )
 from tailrace.net.offsets import LATEST, partitions_of_recreated_topics
+from tailrace.observe.events import CommitFailed
 from tailrace.observe.hooks import Observer
 from tailrace.records import TopicPartition
 from tailrace.spark.expression import PackedHandler, pack_handler
 from tailrace.spark.loop_thread import LoopThread
 from tailrace.spark.offsets.ranges import Offsets, next_ends
 from tailrace.spark.offsets.start_offsets import start_offsets_of
-from tailrace.spark.offsets.store import ClusterState, PartitionCommit, SparkOffsetStore, remaining_map
+from tailrace.spark.offsets.store import (
+    RECOMMIT_S,
+    ClusterState,
+    PartitionCommit,
+    SparkOffsetStore,
+    remaining_map,
+)
 from tailrace.spark.worker.rows import arrow_type_of, expression_type
 from tailrace.spark.worker.shipment import Shipment
 from tailrace.spark.worker.task_runner import run_expression
@@ -189,14 +196,18 @@ class SparkSource:
         """True if a stream commits what it has finished to the group."""
         return self.config.group_id is not None and self.config.commits_automatically
 
+    @property
+    def observer(self) -> Observer:
+        """Receiver of events of the driver."""
+        return Observer(cast("Any", self.config.hooks), client_id=self.config.client_id)
+
     def open_store(self) -> SparkOffsetStore:
         """Connect the driver to the cluster.
 
         Raises:
             TailraceError: no broker answers, or the brokers refuse the credentials.
         """
-        observer = Observer(cast("Any", self.config.hooks), client_id=self.config.client_id)
-        return SparkOffsetStore(self.config, self.config.group_id or "", observer)
+        return SparkOffsetStore(self.config, self.config.group_id or "", self.observer)
 
     def range_reader(self) -> RangeReader:
         """Return the reader of the ranges, for tasks."""
@@ -412,6 +423,11 @@ def offsets_json(offsets: Mapping[TopicPartition, int], topic_ids: TopicIds) -> 
     return {"version": _VERSION, "topics": topics}
 
 
+_BEFORE_START: Mapping[str, Any] = {"version": _VERSION, "topics": {}}
+"""Offsets before the first batch. Spark stores the end of this batch, but not its start, and asks for it again after a
+crash. So the end of the first batch contains the start, as ``start``, and a repeated batch has the same records."""
+
+
 def offsets_of_json(text: Mapping[str, Any]) -> tuple[Offsets, dict[str, str]]:
     """Return the offsets of a checkpoint, and the ids of its topics.
 
@@ -452,6 +468,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """End offsets of a query with the trigger availableNow; None for another trigger."""
         self._committed: Offsets | None = None
         """Committed offsets of the group; None until they are read."""
+        self._next_recommit_at = 0.0
+        """Time at which all offsets are committed again, also those that do not change."""
         self._offset_maps: dict[TopicPartition, OffsetMap] = {}
         """Offset maps of the group's commits at the start of the query."""
         self._last_end: Mapping[str, Any] = {}
@@ -463,23 +481,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- called by Spark on the driver -----------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the offsets at which a query without a checkpoint starts.
-
-        Raises:
-            UnknownTopicError: a topic does not exist.
-            GroupNotEmptyError: the stream would commit, and the group has live members.
-            OffsetOutOfRangeError: a committed offset is not in the log, and ``auto_offset_reset="none"``.
-            TailraceError: no broker answers, or the principal is not authorized.
-        """
-        if self._initial is not None:
-            return offsets_json(self._initial, self._topic_ids)
-        source, store = self._opened()
-        state = store.cluster_state(source.topics, source.patterns)
-        source.check_topics(state)
-        self._topic_ids = state.topic_ids
-        self._initial = start_offsets_of(store, state, source.config, Observer()).offsets
-        initial = self._last_end = offsets_json(self._initial, state.topic_ids)
-        return initial
+        """Return no offsets; ``latestOffset`` looks up the start of a query without a checkpoint."""
+        return dict(_BEFORE_START)
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
@@ -487,28 +490,38 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the next batch, and commit its start, before which the query has finished all records.
 
         Raises:
-            GroupNotEmptyError: a member joined the group.
+            GroupNotEmptyError: the stream commits, and the group has live members.
             CommitFailedError: the group's offsets were changed by another client.
-            OffsetOutOfRangeError: retention has removed records that the query has not read.
-            TailraceError: a topic was deleted or recreated, or no broker answers.
+            OffsetOutOfRangeError: the log does not contain the next record: it was removed by retention, or the log was
+                truncated. Also if there is no checkpoint, and a committed offset is not in the log, with
+                ``auto_offset_reset="none"``.
+            UnknownTopicError: a topic does not exist.
+            TailraceError: a topic was recreated, no broker answers, or the principal is not authorized.
         """
-        _, store = self._opened()
-        start = start or self._last_end or self.initialOffset()  # pyspark before 4.2 passes no start
+        source, store = self._opened()
+        start = start or self._last_end or _BEFORE_START  # pyspark before 4.2 passes no start
+        is_first = not start["topics"]
+        if is_first:
+            start = self._start(source, store)
         starts, topic_ids = offsets_of_json(start)
         self._look_up(store, starts, topic_ids)
         self._commit(store, starts)
         known = {one: offset for one, offset in starts.items() if one in self._ends}
         max_offsets = limit.max_rows if LIMITS_BATCHES and isinstance(limit, ReadMaxRows) else None
+        self._check_not_truncated(store, known)
         ends = {one: max(offset, self._ends[one]) for one, offset in known.items()}
         if max_offsets is not None:
             ends = next_ends(known, ends, max_offsets)
         # A new partition starts at the beginning of its log. That offset is stored before records are read from it, so
         # that a batch has the same records when it is repeated.
-        new = {one: begin for one, begin in self._begins.items() if one not in starts and self._target is None}
+        new = {one: begin for one, begin in self._begins.items() if one not in starts}
         latest = offsets_json({**starts, **ends, **new}, {**self._topic_ids, **topic_ids})
-        if latest == start:
-            threading.Event().wait(_IDLE_S)
-        return latest
+        if is_first:
+            return {**latest, "start": start}
+        if latest["topics"] != start["topics"]:
+            return latest
+        threading.Event().wait(_IDLE_S)
+        return dict(start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return the limit of a batch: the option ``maxOffsetsPerTrigger``."""
@@ -528,14 +541,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """Return the ranges of a batch."""
         self._last_end = end
-        starts, _ = offsets_of_json(start)
+        starts, _ = offsets_of_json(start if start["topics"] else end["start"])
         ends, topic_ids = offsets_of_json(end)
         source = self._source
         assert source is not None, "Spark plans on the driver"
         return source.ranges(starts, ends, topic_ids)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Commit the end of a batch to the group; see ``latestOffset``."""
+        """Commit the end of a batch, which ``latestOffset`` does not know after a restart before pyspark 4.2."""
         _, store = self._opened()
         self._commit(store, offsets_of_json(end)[0])
 
@@ -567,6 +580,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._store = store
         return source, self._store
 
+    def _start(self, source: SparkSource, store: SparkOffsetStore) -> Mapping[str, Any]:
+        """Return the offsets at which a query without a checkpoint starts."""
+        if self._initial is None:
+            state = store.cluster_state(source.topics, source.patterns)
+            source.check_topics(state)
+            self._topic_ids = state.topic_ids
+            self._initial = start_offsets_of(store, state, source.config, Observer()).offsets
+        return offsets_json(self._initial, self._topic_ids)
+
     def _read_logs(self, source: SparkSource, store: SparkOffsetStore) -> None:
         logs = store.logs(store.partitions(source.topics, source.patterns))
         self._topic_ids = store.topic_ids({one.topic for one in logs})
@@ -592,13 +614,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._begins.get(one, offset) > offset:
                 raise _removed_error(one, offset)
 
+    def _check_not_truncated(self, store: SparkOffsetStore, starts: Offsets) -> None:
+        """Raise OffsetOutOfRangeError if a log ends before the next offset, as after the election of an old replica.
+
+        An offset may be after the last stable offset if the query has read without ``read_committed`` before, and after
+        the end of a query with the trigger availableNow.
+        """
+        if beyond := {one: offset for one, offset in starts.items() if offset > self._ends[one]}:
+            ends = store.offsets_at(dict.fromkeys(beyond, LATEST), isolation_level="read_uncommitted")
+            for one, offset in beyond.items():
+                if offset > ends[one]:
+                    raise _removed_error(one, offset)
+
     def _commit(self, store: SparkOffsetStore, offsets: Offsets) -> None:
-        """Commit offsets that are higher than those of the group."""
+        """Commit offsets that are higher than those of the group, and all offsets from time to time."""
         source = self._source
         assert source is not None
         if not source.commits:
             return
-        is_start = offsets == self._initial
+        is_start = self._committed is None and offsets == self._initial
         if self._committed is None:
             found = store.committed(offsets)
             self._committed = {one: commit.offset for one, commit in found.items()}
@@ -612,15 +646,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f" - {_NEW_CHECKPOINT}",
                     retriable=False,
                 )
+        is_due = store.now >= self._next_recommit_at
         changed = {
             one: PartitionCommit(offset, remaining_map(self._offset_maps.get(one), offset))
             for one, offset in offsets.items()
-            if one not in self._committed
+            if is_due
+            or one not in self._committed
             or (self._committed[one] != offset if is_start else self._committed[one] < offset)
         }
-        if changed:
+        if not changed:
+            return
+        try:
             store.commit(changed, _COMMIT_TEXT, may_go_back=is_start)
-            self._committed |= {one: commit.offset for one, commit in changed.items()}
+        except BrokerConnectionError as error:
+            if is_start:
+                raise
+            # The next commit includes these offsets.
+            source.observer.emit(CommitFailed(store.group_id, str(error), will_retry=True, exception=error))
+            return
+        self._committed |= {one: commit.offset for one, commit in changed.items()}
+        if is_due:
+            self._next_recommit_at = store.now + RECOMMIT_S
 
 
 def _recreated_error(topic: str) -> TailraceError:

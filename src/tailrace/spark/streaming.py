@@ -34,7 +34,7 @@ from tailrace.spark.handler_selection import SelectedHandlers
 from tailrace.spark.offsets.checkpoint import Checkpoint, PipelineState
 from tailrace.spark.offsets.ranges import Offsets, offsets_in, spark_json
 from tailrace.spark.offsets.start_offsets import Resumption, StartOffsets, start_metadata, stream_metadata
-from tailrace.spark.offsets.store import ClusterState, SparkOffsetStore
+from tailrace.spark.offsets.store import RECOMMIT_S, ClusterState, SparkOffsetStore
 from tailrace.spark.session import line_of
 from tailrace.spark.worker.task_metrics import TaskMetrics
 
@@ -61,9 +61,6 @@ __all__ = [
 
 Trigger: TypeAlias = str | Mapping[str, Any] | None
 """Interval such as ``"5 seconds"``, ``"available_now"``, or the keyword arguments of Spark's ``trigger``."""
-
-_RECOMMIT_S = 600.0
-"""Interval at which an idle query commits again, so that the broker does not expire the group's offsets."""
 
 _RETRY_S = 10.0
 """Interval at which a failed commit is repeated while there is no new batch."""
@@ -335,7 +332,7 @@ class SparkQuery:
                 number = progress.batchId
                 ends = offsets_in([one.endOffset for one in progress.sources], self._stage.cluster_state.topic_ids)
             tried, tried_at = self._tried
-            wait_s = _RETRY_S if number > self._committed[0] else _RECOMMIT_S
+            wait_s = _RETRY_S if number > self._committed[0] else RECOMMIT_S
             if (ends or number >= 0) and (number > tried or self._stage.store.now - tried_at > wait_s):
                 self._commit(number, ends)
 

@@ -31,6 +31,7 @@ from tailrace.app.handlers import Handler
 from tailrace.app.topics.creation import create_delay_topics, create_group_topics
 from tailrace.app.topics.routes import Routes
 from tailrace.config import ConsumerConfig
+from tailrace.config.options import IsolationLevel
 from tailrace.core.offset_map import EncodedMetadata, OffsetMap, encode_metadata
 from tailrace.error_codes import ErrorCode
 from tailrace.errors import (
@@ -51,7 +52,18 @@ from tailrace.records import TopicPartition
 from tailrace.spark.loop_thread import LoopThread
 from tailrace.spark.offsets.ranges import Offsets
 
-__all__ = ["ClusterState", "LogBounds", "PartitionCommit", "SparkOffsetStore", "commit_metadata", "remaining_map"]
+__all__ = [
+    "RECOMMIT_S",
+    "ClusterState",
+    "LogBounds",
+    "PartitionCommit",
+    "SparkOffsetStore",
+    "commit_metadata",
+    "remaining_map",
+]
+
+RECOMMIT_S = 600.0
+"""Interval at which an idle query commits again, so that the broker does not expire the group's offsets."""
 
 _MEMBER_JOINED = {
     ErrorCode.UNKNOWN_MEMBER_ID,
@@ -254,12 +266,17 @@ class SparkOffsetStore(AbstractContextManager["SparkOffsetStore"]):
         )
         return {one: LogBounds(begins[one], ends[one]) for one in partitions}
 
-    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Offsets:
+    def offsets_at(
+        self, times: Mapping[TopicPartition, int], *, isolation_level: IsolationLevel | None = None
+    ) -> Offsets:
         """Return the offset of the first record at or after a time in each partition; -1 if there is no such record.
 
-        A time is in milliseconds since 1970, or is ``EARLIEST`` or ``LATEST``.
+        A time is in milliseconds since 1970, or is ``EARLIEST`` or ``LATEST``. By default, the isolation level is that
+        of the configuration.
         """
-        found = self._thread.call(list_offsets(self._cluster, times, timeout_s=self._timeout_s))
+        found = self._thread.call(
+            list_offsets(self._cluster, times, isolation_level=isolation_level, timeout_s=self._timeout_s)
+        )
         return {one: listed.offset for one, listed in found.items()}
 
     def epoch_ends(self, committed: Mapping[TopicPartition, GroupOffset]) -> Offsets:
