@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Before their import: assertions of support code are explained like those of tests.
 pytest.register_assert_rewrite("tests.support")
@@ -23,7 +23,15 @@ from tests.support.event_recorder import EventRecorder  # noqa: E402
 from tests.support.witness import Witness  # noqa: E402
 
 # A run is the same as the one before; `pytest --hypothesis-profile=explore` looks further.
-settings.register_profile("same", derandomize=True, database=None, deadline=None, max_examples=30)
+# Hypothesis measures how long it takes to generate examples, which says something about the machine only.
+settings.register_profile(
+    "same",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=30,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.register_profile("explore", deadline=None, max_examples=2_000)
 settings.load_profile("same")
 
