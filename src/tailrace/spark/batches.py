@@ -99,10 +99,10 @@ class BatchRunner:
                 self.sink(persisted.filter(_IS_RESULT).drop(METRICS_COLUMN), batch_number)
             except Exception:
                 # The failure of a task also fails the sink. In this case, raise the error of the task.
-                _raise_task_error(persisted)
+                _metrics_of(persisted)
                 raise
             # Tasks that recomputed the rows of a lost executor may have failed.
-            _raise_task_error(persisted)
+            _metrics_of(persisted)
         finally:
             persisted.unpersist()
         return metrics
@@ -130,11 +130,6 @@ def _described_jobs(records: DataFrame, description: str) -> Iterator[None]:
         yield
     finally:
         context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
-
-
-def _raise_task_error(rows: DataFrame) -> None:
-    """Raise the error of a failed task, if there is one."""
-    _metrics_of(rows)
 
 
 def _metrics_of(rows: DataFrame) -> TaskMetrics:

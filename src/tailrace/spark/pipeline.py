@@ -80,7 +80,7 @@ class SparkPipeline:
     def __init__(self, app: App | str, spark: SparkSession, checkpoint: str | None = None) -> None:
         if type(spark).__module__.startswith("pyspark.sql.connect") or not hasattr(spark, "_jsc"):
             raise ConfigurationError(
-                "a Spark Connect session gives no access to the checkpoint and the listener that a pipeline needs"
+                "a Spark Connect session gives no access to the JVM, through which a pipeline reads its checkpoint"
                 " - use results() and start_in_group(), or a classic session: SparkSession.builder without remote()"
             )
         self.app = load_app(app) if isinstance(app, str) else app
