@@ -330,6 +330,33 @@ def test_wrong_arguments_are_refused(world):
     rows.run()
 
 
+def test_a_query_that_write_does_not_return_is_stopped(world):
+    """If write starts a query and does not return it, or raises, the query is stopped, and no other query is."""
+    world.make_topic()
+    world.produce(numbers(0, 10))
+    rows, started = Rows(world), []
+
+    def forget(writer) -> None:
+        started.append(writer.start(rows.table))
+
+    def fail(writer) -> None:
+        forget(writer)
+        raise OSError("the disk is full")
+
+    other = world.spark.readStream.format("rate").load().writeStream.format("noop")
+    other = other.option("checkpointLocation", str(world.folder / "noop")).start()
+    try:
+        with pytest.raises(ConfigurationError, match="write must return the query that it started, not None"):
+            rows.start(write=forget)
+        with pytest.raises(OSError, match="the disk is full"):
+            rows.start(checkpoint="another", write=fail)
+        assert [one.isActive for one in started] == [False, False]
+        assert other.isActive
+    finally:
+        for one in (*started, other):
+            one.stop()
+
+
 def test_a_damaged_checkpoint_is_named(world):
     """A file of the checkpoint that cannot be read raises an error with its path."""
     world.make_topic()

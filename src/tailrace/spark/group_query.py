@@ -126,7 +126,7 @@ def start_in_group(
         if spark_logs.last_committed is not None:
             query.query_id = spark_logs.query_id
             query.commit_batch(spark_logs.last_committed, ends)
-        query.launch(lambda: _started(write, rows.writeStream.option("checkpointLocation", log.folder.location)))
+        query.launch(lambda: _started(write, rows, log))
         stack.pop_all()
         return query
 
@@ -147,12 +147,23 @@ def _group_state(app: App, selected: SelectedHandlers, store: SparkOffsetStore) 
     return ClusterState(cluster_state.cluster_id, cluster_state.topic_ids, cluster_state.logs, committed)
 
 
-def _started(write: Write, writer: DataStreamWriter) -> StreamingQuery:
-    query = write(writer)
-    if not hasattr(query, "awaitTermination"):
-        raise ConfigurationError(
-            f"write must return the query that it started, not {query!r:.80} - such as lambda writer: writer.start()"
-        )
+def _started(write: Write, rows: DataFrame, log: QueryLog) -> StreamingQuery:
+    """Start a query by ``write`` and return it; if ``write`` fails, stop the query of this checkpoint that it started."""
+    streams = rows.sparkSession.streams
+    earlier = {str(one.runId) for one in streams.active}
+    try:
+        query = write(rows.writeStream.option("checkpointLocation", log.folder.location))
+        if not hasattr(query, "awaitTermination"):
+            raise ConfigurationError(
+                f"write must return the query that it started, not {query!r:.80} - such as lambda writer:"
+                " writer.start()"
+            )
+    except BaseException:
+        for one in streams.active:
+            # Other threads may start queries at the same time.
+            if str(one.runId) not in earlier and str(one.id) == log.query_id:
+                one.stop()
+        raise
     return query
 
 
