@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 
 from tailrace import (
     App,
+    BrokerConnectionError,
     CommitFailedError,
     ConfigurationError,
     ConsumerStateError,
@@ -22,7 +23,7 @@ from tailrace import (
     TopicPartition,
 )
 from tailrace.config import resolve
-from tailrace.core.offset_map import decode_metadata
+from tailrace.core.offset_map import OffsetMap, decode_metadata
 from tailrace.observe.hooks import Observer
 from tailrace.spark import SparkQuery, group_source, results, start_in_group
 from tailrace.spark.offsets.store import PartitionCommit, SparkOffsetStore
@@ -150,6 +151,50 @@ def test_a_batch_of_the_commit_log_is_committed_by_the_next_start(world):
     assert world.committed == {0: 20}
     assert rows.found == list(range(20))
     assert set(world.ledger.counts().values()) == {1}
+
+
+@pytest.mark.parametrize("is_new_group", [True, False])
+def test_the_first_batch_is_committed_by_the_next_start(world, monkeypatch, is_new_group):
+    """If the driver dies before its first commit, the next start commits the finished batches and repeats nothing."""
+    world.make_topic()
+    world.produce(numbers(0, 20))
+    begin = 0 if is_new_group else 5
+    if not is_new_group:
+        with SparkOffsetStore(resolve(make_app(world).options), world.group, Observer()) as store:
+            store.commit({TopicPartition(world.topic, 0): PartitionCommit(5, OffsetMap(5, 15, (7,)))}, "")
+    rows, commit = Rows(world), SparkOffsetStore.commit
+
+    def only_begins(store, offsets, text: str, **more: bool) -> None:
+        if not text.startswith("spark begins"):
+            raise BrokerConnectionError("nobody answers")
+        commit(store, offsets, text, **more)
+
+    monkeypatch.setattr(SparkOffsetStore, "commit", only_begins)
+    with pytest.raises(BrokerConnectionError):
+        rows.run()
+    monkeypatch.setattr(SparkOffsetStore, "commit", commit)
+    assert world.committed == {0: begin}
+    assert (decode_metadata(world.metadata, begin).offset_map is None) == is_new_group
+    world.produce(numbers(20, 30))
+
+    rows.run()
+
+    assert rows.found == list(range(begin, 30))
+    assert world.ledger.counts() == {(0, n): 1 for n in range(begin, 30)}
+    assert world.committed == {0: 30}
+
+
+def test_a_group_that_was_reset_to_the_start_is_refused(world):
+    """If the group was reset to the query's start, its records are not skipped silently."""
+    world.make_topic()
+    world.produce(numbers(0, 10))
+    rows = Rows(world)
+    rows.run()
+    world.commit(0)
+
+    with pytest.raises(ConfigurationError, match=r"reads .*\[0\] from offset 10, and its group has committed offset 0"):
+        rows.start()
+    assert world.committed == {0: 0}
 
 
 def test_stop_commits_the_last_batch(world):

@@ -10,7 +10,9 @@ and the group have the same offsets; any other start would skip records of the g
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from tailrace.admin.offsets import GroupOffset
@@ -23,7 +25,7 @@ from tailrace.spark.offsets.checkpoint import PipelineState
 from tailrace.spark.offsets.query_log import QueryLog, SparkLogs, folder_of
 from tailrace.spark.offsets.ranges import Offsets, spark_json
 from tailrace.spark.offsets.start_offsets import StartOffsets, decide_resumption, start_metadata, start_offsets_of
-from tailrace.spark.offsets.store import ClusterState, SparkOffsetStore
+from tailrace.spark.offsets.store import ClusterState, PartitionCommit, SparkOffsetStore
 from tailrace.spark.pipeline import HandlerOrName, check_topics_found, load_handler, prepare_group
 from tailrace.spark.session import source_options
 from tailrace.spark.streaming import SparkQuery, Stage, claim, release
@@ -64,7 +66,12 @@ def group_source(app: App | str, handler: HandlerOrName) -> dict[str, str]:
     options = source_options(config, {})
     with SparkOffsetStore(config, selected.group_id, observer) as store:
         cluster_state = _group_state(app, selected, store)
-        start_offsets = start_offsets_of(store, cluster_state, config, observer)
+        # Spark reads all records after a committed offset, so offset maps are ignored.
+        committed = {
+            one: GroupOffset(one, commit.offset, commit.leader_epoch, commit.decoded_metadata.user_text)
+            for one, commit in cluster_state.committed.items()
+        }
+        start_offsets = start_offsets_of(store, replace(cluster_state, committed=committed), config, observer)
         store.commit(start_offsets.commits(start_offsets.uncommitted), start_metadata(), may_go_back=True)
     topics = ",".join(sorted(cluster_state.topic_ids))
     return {**options, "subscribe": topics, "startingOffsets": spark_json(start_offsets.offsets)}
@@ -111,10 +118,12 @@ def start_in_group(
         state, spark_logs, start = PipelineState(selected.group_id, selected.name), log.logs(), log.start()
         ends = start if spark_logs.last_committed is None else spark_logs.ends_of(spark_logs.last_committed) or {}
         is_new = spark_logs.last_committed is None and not start
+        # The commits of ``group_source`` have no name, so that its commit for a recreated topic differs.
+        start_text = start_metadata(hashlib.sha256(log.folder.location.encode()).hexdigest()[:12])
         if not is_new:
             # Before the first commit of a group, a missing commit is no sign of a recreated topic.
             topic_ids = cluster_state.topic_ids if spark_logs.last_committed is None else {}
-            state.begin_generation(topic_ids, start, "")
+            state.begin_generation(topic_ids, start, start_text)
             _check_continues(log, state, spark_logs, cluster_state, ends)
         stage = Stage(rows.sparkSession, selected, config, observer, store, cluster_state, state, run)
         query = SparkQuery(
@@ -123,6 +132,13 @@ def start_in_group(
             log.last_batch,
             (lambda ends: _check_start(log, cluster_state, selected.name, ends)) if is_new else None,
         )
+        if is_new:
+            # If the driver dies before its first commit, this text shows that the group was not reset since then.
+            kept = {
+                one: PartitionCommit(commit.offset, commit.decoded_metadata.offset_map)
+                for one, commit in cluster_state.committed.items()
+            }
+            store.commit(kept, start_text)
         if spark_logs.last_committed is not None:
             query.query_id = spark_logs.query_id
             query.commit_batch(spark_logs.last_committed, ends)
@@ -137,33 +153,28 @@ def _config_of(app: App, selected: SelectedHandlers) -> tuple[ConsumerConfig, Ob
 
 
 def _group_state(app: App, selected: SelectedHandlers, store: SparkOffsetStore) -> ClusterState:
-    """Return the state of cluster and group, without offset maps: Spark reads all records after a committed offset."""
     cluster_state = prepare_group(app, selected, store)
     check_topics_found(selected, cluster_state)
-    committed = {
-        one: GroupOffset(one, commit.offset, commit.leader_epoch, commit.decoded_metadata.user_text)
-        for one, commit in cluster_state.committed.items()
-    }
-    return ClusterState(cluster_state.cluster_id, cluster_state.topic_ids, cluster_state.logs, committed)
+    return cluster_state
 
 
 def _started(write: Write, rows: DataFrame, log: QueryLog) -> StreamingQuery:
-    """Start a query by ``write`` and return it; if ``write`` fails, stop the query of this checkpoint that it started."""
+    """Start a query by ``write`` and return it; stop the query that ``write`` has started if it does not return it."""
     streams = rows.sparkSession.streams
     earlier = {str(one.runId) for one in streams.active}
+    query = None
     try:
         query = write(rows.writeStream.option("checkpointLocation", log.folder.location))
+    finally:
         if not hasattr(query, "awaitTermination"):
-            raise ConfigurationError(
-                f"write must return the query that it started, not {query!r:.80} - such as lambda writer:"
-                " writer.start()"
-            )
-    except BaseException:
-        for one in streams.active:
-            # Other threads may start queries at the same time.
-            if str(one.runId) not in earlier and str(one.id) == log.query_id:
-                one.stop()
-        raise
+            for one in streams.active:
+                # Other threads may start queries at the same time.
+                if str(one.runId) not in earlier and str(one.id) == log.query_id:
+                    one.stop()
+    if not hasattr(query, "awaitTermination"):
+        raise ConfigurationError(
+            f"write must return the query that it started, not {query!r:.80} - such as lambda writer: writer.start()"
+        )
     return query
 
 
