@@ -24,10 +24,13 @@ from tailrace import (
 )
 from tailrace.config import resolve
 from tailrace.core.offset_map import OffsetMap, decode_metadata
+from tailrace.observe.events import CommitFailed
 from tailrace.observe.hooks import Observer
-from tailrace.spark import SparkQuery, group_source, results, start_in_group
+from tailrace.spark import SparkQuery, group_source, results, start_in_group, streaming
+from tailrace.spark.offsets.query_log import QueryLog
 from tailrace.spark.offsets.store import PartitionCommit, SparkOffsetStore
 from tests.spark.test_stream import Live
+from tests.support.event_recorder import EventRecorder
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
@@ -195,6 +198,56 @@ def test_a_group_that_was_reset_to_the_start_is_refused(world):
     with pytest.raises(ConfigurationError, match=r"reads .*\[0\] from offset 10, and its group has committed offset 0"):
         rows.start()
     assert world.committed == {0: 0}
+
+
+def test_a_query_whose_commits_fail_is_stopped(world, monkeypatch):
+    """If the checkpoint cannot be read for a time, Spark's query is stopped, because nothing would be committed."""
+    monkeypatch.setattr(streaming, "_MAX_FAILING_S", 0.2)
+    monkeypatch.setattr(streaming, "_RETRY_S", 0.1)
+    world.make_topic()
+    world.produce(numbers(0, 10))
+    rows, start = Rows(world), QueryLog.start
+
+    def fail(log: QueryLog):
+        if log.last_planned is not None:
+            raise OSError("the store does not answer")
+        return start(log)
+
+    monkeypatch.setattr(QueryLog, "start", fail)
+    query = rows.start(write=rows.write_forever)
+
+    with pytest.raises(TailraceError, match="the store does not answer"):
+        query.await_termination(120)
+    assert not query.query.isActive
+    assert world.committed == {0: 0}
+
+
+def test_a_query_survives_calls_of_spark_that_fail(world, monkeypatch):
+    """If calls of Spark and reads of the checkpoint fail once, the query goes on, and its batches are committed."""
+    monkeypatch.setattr(streaming, "_RETRY_S", 0.1)
+    world.make_topic()
+    world.produce(numbers(0, 10))
+    rows, start, failures = Rows(world, hooks=[events := EventRecorder()]), QueryLog.start, []
+
+    def fail_once(log: QueryLog):
+        if log.last_planned is not None and not failures:
+            failures.append(1)
+            raise OSError("the store does not answer")
+        return start(log)
+
+    monkeypatch.setattr(QueryLog, "start", fail_once)
+    query = rows.start(write=rows.write_forever)
+    world.until(lambda: world.committed == {0: 10} or not query.is_active)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(query.query), "awaitTermination", lambda *_: failures.append(2) or 1 / 0)
+        world.until(lambda: failures[-1] == 2)
+    world.produce(numbers(10, 20))
+    world.until(lambda: world.committed == {0: 20} or not query.is_active)
+    query.stop()
+
+    assert query.await_termination(0)
+    assert world.committed == {0: 20}
+    assert [one.will_retry for one in events.of(CommitFailed)] == [True, True]
 
 
 def test_stop_commits_the_last_batch(world):

@@ -66,8 +66,8 @@ _RETRY_S = 10.0
 """Interval at which a failed commit is repeated while there is no new batch."""
 _POLL_INTERVAL_S = 0.2
 """Interval at which Spark is asked for new batches, and at which ``stop`` checks whether the current one has ended."""
-_MIN_WAIT_S = 0.001
-"""Shortest timeout in seconds that Spark accepts."""
+_MAX_FAILING_S = 30.0
+"""Time for which calls of Spark may fail before the query is stopped, because its batches are not committed."""
 _PARK_MS = 10_000
 """Maximum time for which Spark's thread sleeps until ``stop`` interrupts it."""
 _GRACE_S = 20.0
@@ -166,6 +166,10 @@ class SparkQuery:
         self._tried: tuple[int, float] = (-1, stage.store.now)
         """Last batch that was committed or failed to commit, and when."""
         self._has_ended = False
+        self._error: Exception | None = None
+        """Error with which Spark's query ended."""
+        self._is_closed = threading.Event()
+        """Set once the query has ended, its last batch is committed, and the connections are closed."""
         self._was_stop_called = False
         self._must_park = False
         """True after ``stop`` was called with a grace period: Spark's thread sleeps instead of starting a batch."""
@@ -205,16 +209,43 @@ class SparkQuery:
     def finish(self) -> None:
         """Commit each batch until Spark has ended the query, then commit its last batch and close the connections.
 
-        Another call has no effect. The error that ended the query is raised by ``await_termination`` and ``stop``.
+        If calls of Spark fail for 30 seconds, Spark's query is stopped: its batches could not be committed. Another
+        call has no effect. The error that ended the query is raised by ``await_termination`` and ``stop``.
         """
-        try:
-            while self.query.awaitTermination(cast("int", _POLL_INTERVAL_S)) is False:
+        failing_since: float | None = None
+        store = self._stage.store
+        while not self._has_ended:
+            try:
+                if self.query.awaitTermination(cast("int", _POLL_INTERVAL_S)):
+                    self._end()
+                    return
                 self._commit_reported()
-        except Exception as error:  # noqa: BLE001 - raised by await_termination
-            # After a stop, the interrupted batch has caused the error.
-            self._end(None if self._is_spark_stopped else error)
-        else:
-            self._end()
+            except Exception as error:  # noqa: BLE001 - raised by await_termination
+                if self._has_spark_ended:
+                    # After a stop, the interrupted batch has caused the error.
+                    self._end(None if self._is_spark_stopped else error)
+                    return
+                if failing_since is None:
+                    failing_since, reason = store.now, line_of(error) or str(error)
+                    event = CommitFailed(store.group_id, reason, will_retry=True, exception=error)
+                    self._stage.observer.emit(event)
+                if store.now - failing_since >= _MAX_FAILING_S:
+                    with contextlib.suppress(Exception):  # The first error is raised.
+                        self._stop_spark()
+                    self._end(error)
+                    return
+                self._is_closed.wait(_POLL_INTERVAL_S)
+            else:
+                if self._tried[0] == self._committed[0]:
+                    failing_since = None
+
+    @property
+    def _has_spark_ended(self) -> bool:
+        """True if Spark's query is known to have ended."""
+        try:
+            return not self.query.isActive
+        except Exception:  # noqa: BLE001 - Spark does not answer
+            return False
 
     def await_termination(self, timeout_s: float | None = None) -> bool:
         """Wait until the query has ended and return True; return False after ``timeout_s`` seconds.
@@ -230,20 +261,11 @@ class SparkQuery:
             TailraceError: the next offsets were deleted from the log; the next start applies ``auto_offset_reset``.
             StreamingQueryException: Spark ended the query for another reason.
         """
-        wait_s = None if timeout_s is None else max(timeout_s, _MIN_WAIT_S)
-        try:
-            # Spark returns None if called without a timeout.
-            has_ended = (
-                self.query.awaitTermination() if wait_s is None else self.query.awaitTermination(cast("int", wait_s))
-            )
-        except Exception as error:
-            self._end(error)
-            self._raise_from(error)
-            raise
-        if has_ended is False:
+        if not self._is_closed.wait(timeout_s):
             return False
-        self._end()
-        self._raise_from(None)
+        self._raise_from(self._error)
+        if self._error is not None:
+            raise self._error
         return True
 
     def stop(self, *, grace_s: float = _GRACE_S) -> None:
@@ -370,10 +392,11 @@ class SparkQuery:
     # ---- end ---------------------------------------------------------------------------------------------------
 
     def _end(self, error: Exception | None = None) -> None:
-        with self._lock:
+        with self._lock, contextlib.ExitStack() as stack:
             if self._has_ended:
                 return
-            self._has_ended = True
+            self._has_ended, self._error = True, error
+            stack.callback(self._is_closed.set)
             stage = self._stage
             try:
                 last = self._last_batch(self._committed[0])
