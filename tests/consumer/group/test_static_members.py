@@ -178,11 +178,9 @@ async def test_a_restart_during_a_drain_leaves_no_partition_without_owner(witnes
         owner = member("owner", topic)
         await owner.start()
         await until(lambda: len(owner.assignment()) == 4)
-        # Until these records are finished, their partitions are not released.
-        held: set[int] = set()
-        async with asyncio.timeout(20):
-            while held != {0, 1, 2, 3}:
-                held |= {record.partition for record in await owner.getmany(max_records=8)}
+        # Until these records are finished, their partitions are not released. Another call would finish them.
+        held = await owner.getmany(max_records=32, min_records=32, timeout_ms=60_000)
+        assert {record.partition for record in held} == {0, 1, 2, 3}
         (process,) = (task for task in asyncio.all_tasks() if task.get_name() == f"tailrace consumer {topic}")
         added = await stack.enter_async_context(member("added", topic, hooks=[events]))
         await events.wait_for(PartitionsAssigned)
