@@ -13,13 +13,14 @@ class LoopTimer:
 
     def __init__(self, seconds: float) -> None:
         self._loop = asyncio.get_running_loop()
+        self._due_at = self._loop.time() + seconds
         self._fired_at: float | None = None
-        self._loop.call_later(seconds, self._fire)
+        self._loop.call_at(self._due_at, self._fire)
 
     def _fire(self) -> None:
         self._fired_at = self._loop.time()
 
     @property
     def late_s(self) -> float:
-        """Seconds since it fired; -1.0 as long as it has not."""
-        return -1.0 if self._fired_at is None else self._loop.time() - self._fired_at
+        """Seconds since it fired; before that, the negative number of seconds until it is due."""
+        return self._loop.time() - (self._due_at if self._fired_at is None else self._fired_at)

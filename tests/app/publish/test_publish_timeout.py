@@ -65,7 +65,7 @@ async def test_a_post_is_answered_in_ten_seconds_after_the_broker_was_killed(mor
 
     assert {one.status for one in answers} == {503}
     assert len(late_s) == 20
-    assert -0.1 < min(late_s) <= max(late_s) < 0.5, late_s
+    assert -0.5 < min(late_s) <= max(late_s) < 0.5, late_s
     assert all("orders: no acknowledgement within 10 s; the record " in one for one in texts)
     assert all(
         " - check that partition 0 has a leader and enough in-sync replicas; last error: " in one for one in texts
