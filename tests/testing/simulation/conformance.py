@@ -423,9 +423,9 @@ async def _(b: Broker) -> object:
 
 @row("an unknown member cannot join, sync or beat", [25, 25, 25])
 async def _(b: Broker) -> object:
-    join = (await b.ask(b.join_request("nobody"))).error_code
-    sync = (await b.ask(b.sync_request(1, "nobody"))).error_code
-    return [join, sync, await b.beat(1, "nobody")]
+    join = (await b.ask(b.join_request("unknown"))).error_code
+    sync = (await b.ask(b.sync_request(1, "unknown"))).error_code
+    return [join, sync, await b.beat(1, "unknown")]
 
 
 @row("the leader's assignment is answered, also again", [0, True, True])
@@ -527,7 +527,7 @@ async def _(b: Broker) -> object:
     errors = [
         await b.commit(5, generation, member_id),
         await b.commit(6, generation + 1, member_id),
-        await b.commit(7, generation, "nobody"),
+        await b.commit(7, generation, "unknown"),
         await b.commit(8),
     ]
     return [*errors, await b.committed()]
@@ -663,7 +663,7 @@ async def _(b: Broker) -> object:
 @row("commits need the member epoch", [0, 113, 25, (5, "")])
 async def _(b: Broker) -> object:
     epoch = await _consumer_joined(b, "one")
-    errors = [await b.commit(5, epoch, "one"), await b.commit(6, epoch - 1, "one"), await b.commit(7, epoch, "nobody")]
+    errors = [await b.commit(5, epoch, "one"), await b.commit(6, epoch - 1, "one"), await b.commit(7, epoch, "unknown")]
     return [*errors, await b.committed()]
 
 
@@ -673,5 +673,5 @@ async def _(b: Broker) -> object:
     asked = (OffsetFetchPartition(b.topic, 0, b.topic_id),)
     return [
         (await b.ask(OffsetFetchRequest(b.group, asked, member_id=member, member_epoch=at))).error_code
-        for member, at in (("one", epoch - 1), ("nobody", epoch), ("one", epoch))
+        for member, at in (("one", epoch - 1), ("unknown", epoch), ("one", epoch))
     ]

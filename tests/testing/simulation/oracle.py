@@ -38,11 +38,9 @@ class Ledger:
 
     Attributes:
         faults: times at which a fault was in force, after which records may repeat.
-        disturbed_members: members that were killed, frozen or cut off, whose zombies may overlap with their successors.
     """
 
     faults: list[float] = field(default_factory=list)
-    disturbed_members: set[str] = field(default_factory=set)
     violations: list[Violation] = field(default_factory=list)
     _acked: dict[Place, list[int]] = field(default_factory=lambda: defaultdict(list))
     _lost: dict[Place, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -53,7 +51,6 @@ class Ledger:
     _owned: dict[str, dict[Place, int]] = field(default_factory=lambda: defaultdict(dict))
     _epochs: int = 0
     _last: dict[tuple[str, Place, int, object], int] = field(default_factory=dict)
-    _committed: dict[Place, int] = field(default_factory=dict)
     _truncations: dict[Place, list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
     """Times at which records were lost, and the end of the log then."""
 
@@ -110,7 +107,6 @@ class Ledger:
 
     def committed(self, place: Place, offset: int, at: float) -> None:
         """Note a commit that the coordinator has stored."""
-        self._committed[place] = offset
         for one in self._acked[place]:
             if one < offset and one not in self._finished[place] and not self._is_truncated(place, one, at):
                 self._note("C", at, f"{place} was committed at {offset}, and offset {one} is not finished")

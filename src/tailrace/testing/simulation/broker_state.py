@@ -2,7 +2,7 @@
 
 No clock and no IO. ``receive`` takes a request with the time; answers go to ``answer``, some of them later:
 ``tick`` does what is due, and ``next_at`` tells when something will be. Behaviour follows Apache Kafka 4.x; a request
-that is not implemented is not listed in ApiVersions, and so never guessed.
+that is not implemented is not listed in ApiVersions, and so never guessed. There are no transactions.
 """
 
 from __future__ import annotations
@@ -445,7 +445,10 @@ class BrokerState:
 
     # ---- producing ---------------------------------------------------------------------------------------------
 
-    def _init_producer_id(self, _broker_id: int, token: object, _request: InitProducerIdRequest, _now: float) -> None:
+    def _init_producer_id(self, _broker_id: int, token: object, request: InitProducerIdRequest, _now: float) -> None:
+        if request.transactional_id is not None:
+            self.answer(token, InitProducerIdResponse(ErrorCode.INVALID_REQUEST))
+            return
         self._next_producer += 1
         self.answer(token, InitProducerIdResponse(ErrorCode.NONE, self._next_producer, 0))
 
@@ -569,21 +572,19 @@ class BrokerState:
             if epoch < one.last_fetched_epoch or end < one.fetch_offset:
                 diverging = EpochEndOffset(epoch, end)
                 return FetchedPartition(
-                    one.partition, 0, log.high_watermark, log.last_stable_offset, log.start, diverging, **names
+                    one.partition, 0, log.high_watermark, log.high_watermark, log.start, diverging, **names
                 )
         if not log.start <= one.fetch_offset <= log.end:
             return FetchedPartition(one.partition, ErrorCode.OFFSET_OUT_OF_RANGE, -1, **names)
-        is_committed = held.request.isolation_level == 1
-        end = log.last_stable_offset if is_committed else log.high_watermark
         limit = min(one.partition_max_bytes, left)
-        content = log.read(one.fetch_offset, limit, end, at_least_one=at_least_one)
+        content = log.read(one.fetch_offset, limit, log.high_watermark, at_least_one=at_least_one)
         return FetchedPartition(
             one.partition,
             0,
             log.high_watermark,
-            log.last_stable_offset,
+            log.high_watermark,  # no transaction is open
             log.start,
-            aborted_transactions=() if is_committed else None,
+            aborted_transactions=() if held.request.isolation_level else None,
             records=memoryview(content),
             **names,
         )
@@ -594,9 +595,8 @@ class BrokerState:
             error, log = self._log(broker_id, NO_TOPIC_ID, one.topic, one.partition, one.current_leader_epoch)
             offset = timestamp = -1
             if not error and log is not None:
-                end = log.last_stable_offset if request.isolation_level else log.high_watermark
                 if one.timestamp == -1:
-                    offset = end
+                    offset = log.high_watermark
                 elif one.timestamp == -2:
                     offset = log.start
                 elif one.timestamp >= 0:

@@ -110,7 +110,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     Attributes:
         network: network to which ``sock_connect`` and ``create_connection`` lead.
-        events: number of callbacks that were called so far.
+        is_guarded: False while the loop ends, and callbacks of killed processes run again.
     """
 
     network: Connector

@@ -85,11 +85,6 @@ class ServerTransport:
     def __init__(self, connection: _SimulatedConnection) -> None:
         self._connection = connection
 
-    @property
-    def client(self) -> str:
-        """Name of the host that has connected."""
-        return self._connection.client
-
     def write(self, data: bytes | bytearray) -> None:
         """Send bytes to the client."""
         if not self._connection.is_lost:
@@ -147,11 +142,7 @@ class _Transport(asyncio.Transport):
 
     def write(self, data: Any) -> None:  # noqa: ANN401 - bytes or a buffer
         if not self._is_closing:
-            self._connection.to_server.send(bytes(data), self._server_context)
-
-    @property
-    def _server_context(self) -> Context:
-        return self._connection.network.context
+            self._connection.to_server.send(bytes(data), self._connection.network.context)
 
     def get_write_buffer_size(self) -> int:
         return self._connection.to_server.bytes_on_way
@@ -165,7 +156,7 @@ class _Transport(asyncio.Transport):
     def abort(self) -> None:
         if self._is_closing:
             return
-        self._connection.to_server.send(None, self._server_context)
+        self._connection.to_server.send(None, self._connection.network.context)
         self._connection.is_lost = True
         self._connection.network.connections.pop(self._connection, None)
         self.end(None)
@@ -236,12 +227,6 @@ class Network:
     def is_cut(self, source: str, target: str) -> bool:
         """Return True if no bytes arrive from ``source`` at ``target``."""
         return (source, target) in self._cuts
-
-    def vanish(self, host: str) -> None:
-        """Take a server off the network without a word: its connections stay open, and nothing answers."""
-        for connection in self.connections:
-            if connection.server == host:
-                connection.peer = None
 
     def reset(self, host: str) -> int:
         """Reset all connections of a host, and return their number."""

@@ -17,11 +17,10 @@ from tailrace.error_codes import ErrorCode
 
 __all__ = ["KnownProducer", "PartitionLog", "StoredBatch"]
 
-_HEAD = struct.Struct(">q4xi5xhi8xqqhii")
-"""Base offset, leader epoch, attributes, last offset minus base offset, maximum timestamp, producer id, epoch, sequence
+_HEAD = struct.Struct(">q4xi7xi8xqqhii")
+"""Base offset, leader epoch, last offset minus base offset, maximum timestamp, producer id, epoch, sequence
 number, number of records."""
 _OFFSET, _EPOCH, _EPOCH_AT = struct.Struct(">q"), struct.Struct(">i"), 12
-_TRANSACTIONAL, _CONTROL = 16, 32
 _KEPT_BATCHES = 5
 """Number of batches of a producer whose repetition is recognized."""
 
@@ -38,8 +37,6 @@ class StoredBatch(NamedTuple):
     producer_id: int
     producer_epoch: int
     sequence: int
-    is_transactional: bool
-    is_control: bool
 
 
 @dataclass
@@ -60,8 +57,6 @@ class PartitionLog:
         start: offset of the first record; retention and DeleteRecords raise it.
         high_watermark: offset up to which consumers read.
         batches: stored batches in order.
-        open: first offset of each producer's open transaction.
-        aborted: producer id, first offset, and offset of the marker of each aborted transaction.
     """
 
     def __init__(self, topic: str, number: int, replicas: tuple[int, ...]) -> None:
@@ -73,8 +68,6 @@ class PartitionLog:
         self.producers: dict[int, KnownProducer] = {}
         self.epochs: list[tuple[int, int]] = [(0, 0)]
         """Leader epochs, and the offset at which each began."""
-        self.open: dict[int, int] = {}
-        self.aborted: list[tuple[int, int, int]] = []
 
     def __repr__(self) -> str:
         return f"<PartitionLog {self.topic}-{self.number} {self.start}..{self.high_watermark}..{self.end}>"
@@ -84,11 +77,6 @@ class PartitionLog:
         """Offset after the last record."""
         return self.batches[-1].end if self.batches else self.start
 
-    @property
-    def last_stable_offset(self) -> int:
-        """Offset up to which consumers with read_committed read."""
-        return min([self.high_watermark, *self.open.values()])
-
     # ---- writing -----------------------------------------------------------------------------------------------
 
     def append(self, records: memoryview) -> tuple[ErrorCode, int]:
@@ -96,7 +84,7 @@ class PartitionLog:
         (parsed,) = split(records)
         if not parsed.checksum_holds():
             return ErrorCode.CORRUPT_MESSAGE, -1
-        _, _, attributes, last, max_timestamp, producer_id, epoch, sequence, _ = _HEAD.unpack_from(records)
+        _, _, last, max_timestamp, producer_id, epoch, sequence, _ = _HEAD.unpack_from(records)
         if producer_id >= 0:
             error, known = self._check_sequence(producer_id, epoch, sequence, last)
             if error or known is not None:
@@ -105,7 +93,6 @@ class PartitionLog:
         content = bytearray(records)
         _OFFSET.pack_into(content, 0, base)
         _EPOCH.pack_into(content, _EPOCH_AT, self.epoch)
-        is_transactional = bool(attributes & _TRANSACTIONAL)
         self._store(
             StoredBatch(
                 base,
@@ -116,8 +103,6 @@ class PartitionLog:
                 producer_id,
                 epoch,
                 sequence,
-                is_transactional,
-                bool(attributes & _CONTROL),
             )
         )
         return ErrorCode.NONE, base
@@ -144,10 +129,7 @@ class PartitionLog:
         producer = self.producers.get(batch.producer_id)
         if producer is None or producer.epoch != batch.producer_epoch:
             producer = self.producers[batch.producer_id] = KnownProducer(batch.producer_epoch)
-        if not batch.is_control:
-            producer.batches.append((batch.sequence, _sum(batch.sequence, batch.end - batch.base - 1), batch.base))
-        if batch.is_transactional and not batch.is_control:
-            self.open.setdefault(batch.producer_id, batch.base)
+        producer.batches.append((batch.sequence, _sum(batch.sequence, batch.end - batch.base - 1), batch.base))
 
     # ---- replication -------------------------------------------------------------------------------------------
 
@@ -164,7 +146,7 @@ class PartitionLog:
         self.epochs.append((self.epoch, self.end))
 
     def _restore_producers(self) -> None:
-        batches, self.batches, self.producers, self.open = self.batches, [], {}, {}
+        batches, self.batches, self.producers = self.batches, [], {}
         for batch in batches:
             self._store(batch)
 
@@ -207,7 +189,7 @@ class PartitionLog:
     def offset_at(self, timestamp: int) -> tuple[int, int]:
         """Return the offset and timestamp of the first record not before ``timestamp``; -1 and -1 if there is none."""
         for batch in self.batches:
-            if batch.is_control or batch.max_timestamp < timestamp or batch.end > self.high_watermark:
+            if batch.max_timestamp < timestamp or batch.end > self.high_watermark:
                 continue
             (parsed,) = split(memoryview(batch.content))
             parsed.decompress(1 << 30)
