@@ -66,6 +66,13 @@ class Rows:
         return sorted(row.offset for row in self.world.spark.read.parquet(self.table).collect())
 
 
+def ten_records(world) -> Rows:
+    """Produce ten records to a new topic, and return the rows of its handler."""
+    world.make_topic()
+    world.produce(numbers(0, 10))
+    return Rows(world)
+
+
 def make_app(world, **options) -> App:
     """Return an app whose handler writes to the ledger and returns twice the number."""
     app, folder = world.app(**options), str(world.ledger.folder)
@@ -138,9 +145,7 @@ def test_windows_and_several_topics_are_committed(world):
 
 def test_a_batch_of_the_commit_log_is_committed_by_the_next_start(world):
     """If the driver could not commit a batch that Spark has written, the next start commits it and repeats nothing."""
-    world.make_topic()
-    world.produce(numbers(0, 10))
-    rows = Rows(world)
+    rows = ten_records(world)
     rows.run()
     text = decode_metadata(world.metadata, 10).user_text
     world.produce(numbers(10, 20))
@@ -169,7 +174,7 @@ def test_the_first_batch_is_committed_by_the_next_start(world, monkeypatch, is_n
 
     def only_begins(store, offsets, text: str, **more: bool) -> None:
         if not text.startswith("spark begins"):
-            raise BrokerConnectionError("nobody answers")
+            raise BrokerConnectionError("no broker answers")
         commit(store, offsets, text, **more)
 
     monkeypatch.setattr(SparkOffsetStore, "commit", only_begins)
@@ -189,9 +194,7 @@ def test_the_first_batch_is_committed_by_the_next_start(world, monkeypatch, is_n
 
 def test_a_group_that_was_reset_to_the_start_is_refused(world):
     """If the group was reset to the query's start, its records are not skipped silently."""
-    world.make_topic()
-    world.produce(numbers(0, 10))
-    rows = Rows(world)
+    rows = ten_records(world)
     rows.run()
     world.commit(0)
 
@@ -293,9 +296,7 @@ def test_a_group_with_a_live_member_is_refused_before_the_first_record(world):
 
 def test_a_member_that_joins_ends_the_query(world):
     """If a member joins, the commit is refused and the query ends with an error that names the member."""
-    world.make_topic()
-    world.produce(numbers(0, 10))
-    rows = Rows(world)
+    rows = ten_records(world)
     query = rows.start(write=rows.write_forever)
     world.until(lambda: world.committed == {0: 10})
     live = world.app(client_id="the-live-one")
@@ -315,9 +316,7 @@ def test_a_member_that_joins_ends_the_query(world):
 
 def test_a_second_query_of_the_group_is_refused(world):
     """While a query runs, another app of the same group cannot start a query over its topics."""
-    world.make_topic()
-    world.produce(numbers(0, 10))
-    rows = Rows(world)
+    rows = ten_records(world)
     query = rows.start(write=rows.write_forever)
     other = Rows(world)
 
@@ -328,9 +327,7 @@ def test_a_second_query_of_the_group_is_refused(world):
 
 def test_another_query_of_the_group_elsewhere_ends_the_first(world):
     """If another process commits for the group, the query ends with an error and commits nothing."""
-    world.make_topic()
-    world.produce(numbers(0, 10))
-    rows = Rows(world)
+    rows = ten_records(world)
     query = rows.start(write=rows.write_forever)
     world.until(lambda: world.committed == {0: 10})
     world.commit(3)
@@ -343,9 +340,7 @@ def test_another_query_of_the_group_elsewhere_ends_the_first(world):
 
 def test_a_checkpoint_of_another_query_is_refused(world):
     """A checkpoint with other offsets than the group's, or of other topics, is refused before a record is handled."""
-    world.make_topic()
-    world.produce(numbers(0, 10))
-    rows = Rows(world)
+    rows = ten_records(world)
     rows.run()
     handled = len(world.ledger.lines())
     world.commit(4)
@@ -376,9 +371,7 @@ def test_a_query_that_starts_elsewhere_ends_without_a_commit(world):
 
 def test_a_recreated_topic_ends_the_query(world):
     """If the topic is recreated between two batches, nothing of it is committed, and its checkpoint is refused."""
-    world.make_topic()
-    world.produce(numbers(0, 10))
-    rows = Rows(world)
+    rows = ten_records(world)
     query = rows.start(write=rows.write_forever)
     world.until(lambda: world.committed == {0: 10})
     world.admin.delete_topics([world.topic])[world.topic].result(20)

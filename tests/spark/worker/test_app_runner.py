@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import sys
 import uuid
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,21 +56,6 @@ async def breaking() -> AsyncIterator[str]:
 
 
 @pytest.fixture
-def bench(monkeypatch) -> Iterator[worker._WorkerProcessState]:
-    """Replace the process state of a worker, and stop its app at the end."""
-    log, made = logging.getLogger("tailrace"), worker._WorkerProcessState()
-    before = list(log.handlers)
-    monkeypatch.setattr(worker, "_PROCESS", made)
-    yield made
-    with made.task():
-        made.stop_app()
-    made._timer.cancel()
-    if made._thread is not None:
-        made._thread.close()
-    log.handlers[:] = before
-
-
-@pytest.fixture
 def app(kafka_server) -> App:
     return App(
         bootstrap_servers=kafka_server.bootstrap_servers,
@@ -116,7 +100,7 @@ async def task(app: App, name: str, *values: bytes) -> tuple[list[int], dict[str
     return [row["value"] for row in rows[:-1]], json.loads(rows[-1]["_tailrace"])
 
 
-async def test_no_record_is_handled_after_a_message_that_cannot_be_published(app, bench, monkeypatch):
+async def test_no_record_is_handled_after_a_message_that_cannot_be_published(app, process, monkeypatch):
     """A plain handler's message that cannot be published stops the task before the next record is handled."""
     # With OpenTelemetry, each record has a thread of its own.
     monkeypatch.setattr("tailrace.spark.worker.thread_runs.is_opentelemetry_imported", lambda: False)
@@ -129,7 +113,7 @@ async def test_no_record_is_handled_after_a_message_that_cannot_be_published(app
     assert list(range(91)) == FORWARDED
 
 
-async def test_a_task_without_require_broker_waits_for_its_records(app, bench):
+async def test_a_task_without_require_broker_waits_for_its_records(app, process):
     """With require_broker=False, a task handles its records, even if the start takes long."""
 
     @app.on_start
@@ -184,7 +168,7 @@ async def test_finished_records_are_skipped_in_any_order(app):
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-async def test_sys_exit_in_a_handler_fails_the_task(app, bench, kind):
+async def test_sys_exit_in_a_handler_fails_the_task(app, process, kind):
     """SystemExit or KeyboardInterrupt in a handler fails the task, and the next task runs."""
 
     @app.handler(TOPIC)
@@ -201,7 +185,7 @@ async def test_sys_exit_in_a_handler_fails_the_task(app, bench, kind):
     assert (rows, after["error"]) == ([8], "")
 
 
-async def test_sys_exit_in_a_plain_handler_fails_the_task(app, bench):
+async def test_sys_exit_in_a_plain_handler_fails_the_task(app, process):
     """SystemExit in a plain handler, which runs in a thread, fails the task."""
 
     @app.handler(TOPIC)
@@ -213,7 +197,7 @@ async def test_sys_exit_in_a_plain_handler_fails_the_task(app, bench):
     assert (tally["error"], "SystemExit: no more" in tally["reason"]) == ("HandlerFailedError", True)
 
 
-async def test_an_app_is_kept_between_tasks_and_stopped_when_idle(app, bench, monkeypatch):
+async def test_an_app_is_kept_between_tasks_and_stopped_when_idle(app, process, monkeypatch):
     """An app without user code at its stop is kept for later tasks, and stopped when idle."""
     monkeypatch.setattr(sys.modules[__name__], "OPENED", [])
 
@@ -225,14 +209,14 @@ async def test_an_app_is_kept_between_tasks_and_stopped_when_idle(app, bench, mo
     monkeypatch.setattr(worker, "_IDLE_S", 0.05)
     rows.append(await task(app, "handle", b"2"))
     async with asyncio.timeout(30):
-        while bench._runner is not None:  # noqa: ASYNC110 - another thread closes it
+        while process._runner is not None:  # noqa: ASYNC110 - another thread closes it
             await asyncio.sleep(0.01)
     rows.append(await task(app, "handle", b"3"))
 
     assert [values for values, _ in rows] == [[11], [21], [32]]
 
 
-async def test_user_code_at_the_stop_runs_before_the_last_row(app, bench, tmp_path):
+async def test_user_code_at_the_stop_runs_before_the_last_row(app, process, tmp_path):
     """on_stop and app-scoped generators end before the last row, which precedes the commit."""
     notes = tmp_path / "notes"
 
@@ -256,7 +240,7 @@ async def test_user_code_at_the_stop_runs_before_the_last_row(app, bench, tmp_pa
     assert notes.read_text().split("\n")[3:] == ["begun", "handled 2", "ended", ""]
 
 
-async def test_an_error_at_the_stop_fails_the_task(app, bench):
+async def test_an_error_at_the_stop_fails_the_task(app, process):
     """An error while a dependency is closed fails the task."""
 
     @app.handler(TOPIC)
@@ -275,7 +259,7 @@ def note(file: Path, text: str) -> None:
         out.write(f"{text}\n")
 
 
-async def test_a_worker_makes_spans_with_its_own_provider(app, bench, monkeypatch):
+async def test_a_worker_makes_spans_with_its_own_provider(app, process, monkeypatch):
     """An instrumented app that is sent to a worker uses the global provider of the worker's process."""
     there, elsewhere = InMemorySpanExporter(), InMemorySpanExporter()
     providers = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -20,19 +20,6 @@ from tailrace.spark.worker import task_runner as worker
 pytestmark = pytest.mark.skipif(not hasattr(F, "arrow_udf"), reason="Spark 4.0 has no Arrow UDFs")
 
 COUNT = 400
-
-
-@pytest.fixture
-def process(monkeypatch) -> Iterator[worker._WorkerProcessState]:
-    """Replace the process state of a worker, and stop its app at the end."""
-    made = worker._WorkerProcessState()
-    monkeypatch.setattr(worker, "_PROCESS", made)
-    yield made
-    with made.task():
-        made.stop_app()
-    made._timer.cancel()
-    if made._thread is not None:
-        made._thread.close()
 
 
 @pytest.fixture
